@@ -2,7 +2,7 @@
 # make test   lint, types, dependency rules, tests
 # make test-gpu   what needs a GPU, with the PyTorch that sees it: make test-gpu PYTHON=/path/to/its/python
 # make coverage   the tests again with the lines they reach; fails below 97 %
-# make docs       the documentation site, build/site/index.html: opens from the disk and needs no network
+# make docs       the documentation site, build/site/index.html: opens from the disk, offline
 # make sanitize   the native library's tests with AddressSanitizer and UndefinedBehaviorSanitizer
 # make web        build/web: pages that run the small networks of models/ in a browser
 # make fuzz       files changed at random and sealed again, SECONDS=60 of them: each is refused in one line, or gives its old result

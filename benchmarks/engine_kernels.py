@@ -121,7 +121,6 @@ def runs_of(channels: int, size: int, batch: int, active: float, threads: int) -
 
     runs["bit planes, 8 bits"] = planned(8, "bitplane")
     runs["bit planes, 6 bits"] = planned(6, "bitplane")
-    runs["times level, 8 bits"] = planned(8, "level")
     runs["dense, 8 bits"] = planned(8, "dense")
     if threads > 1:
         runs[f"bit planes, 8 bits, {threads} threads"] = planned(8, "bitplane", threads)

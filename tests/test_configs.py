@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from lbq.config import Config
+from lbq.config import Config, differences
 from lbq.neuron.registry import BUILT_IN, NEURONS, options_of
 from lbq.results.result import title_of
 from lbq.runs.build import build
@@ -228,6 +228,26 @@ def test_the_ablation_of_60_epochs_differs_in_its_neurons_alone() -> None:
     for name in names:
         config, cell = load(name), load(cells[name.split("/")[-1]])
         assert config == dataclasses.replace(first, name=cell.name, neuron=cell.neuron)
+
+
+def test_the_recipes_with_rounded_weights_are_chosen_on_the_holdout() -> None:
+    """One command trains them all, and none sees a test image."""
+    names = [name for name in SHIPPED if name.startswith("quick/cifar10_holdout_8bits/")]
+    first = load("quick/cifar10_holdout_8bits/t1_decay1")
+    assert (first.model.timesteps, first.train.epochs, first.train.weight_bits, first.optim.sam) == (1, 60, 8, 0.05)
+    assert (first.data.holdout, first.train.test, first.optim.neuron_decay) == (0.1, "never", "step")
+    fifth = {"optim.neuron_decay_factor": 0.2}
+    changes: dict[str, dict[str, Any]] = {
+        "t1_decay1": {}, "t1_decay05": {"optim.neuron_decay_factor": 0.5}, "t1_decay02": fifth,
+        "t1_n3": {**fifth, "neuron.n_max": 3}, "t1_n7": {**fifth, "neuron.n_max": 7},
+        "t1_cost": {**fifth, "train.level_cost": 0.2},
+    }  # fmt: skip
+    changes |= {f"t2_decay{f}": {**changes[f"t1_decay{f}"], "model.timesteps": 2} for f in ("1", "05", "02")}
+    assert {name.split("/")[-1] for name in names} == changes.keys()
+    for name in names:
+        config, changed = load(name), changes[name.split("/")[-1]]
+        assert {key: lookup(config, key) for key in changed} == changed
+        assert len(differences(first, config)) == len(changed)
 
 
 def test_every_configuration_that_is_run_has_a_short_name_that_is_true() -> None:

@@ -4,6 +4,8 @@
 - The notebooks are part of the site, as files to download.
 - One rule for links that leave docs/, such as `../../models/README.md`. On a forge they work as they are. In the site they
   lead to `extra.repository` where it is set, and to the checkout in which the site was built elsewhere.
+- Cells of tables say how long they are, so that numbers are not broken and prose gets room on a phone. Names in code break
+  at dots and underscores alone.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+CELL = re.compile(r"<(t[dh])>(.*?)</\1>", re.DOTALL)
+CODE = re.compile(r"(?<=<code>)[^<]*(?=</code>)")
+SHORT, LONG, WORD = 18, 60, 24  # letters of a cell without breaks, of one with prose, of a word without breaks
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -65,3 +70,22 @@ def address(place: str, file: File, config: Any) -> str:
         return f"{repository.rstrip('/')}/{place}"
     page = posixpath.dirname((Path(config["site_dir"]) / file.dest_uri).as_posix())
     return posixpath.relpath((ROOT / place).as_posix(), page)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Mark the cells of tables."""
+    return CELL.sub(marked, output)
+
+
+def marked(cell: re.Match[str]) -> str:
+    """A cell with its class, and with places where its code may break."""
+    kind, inside = cell.groups()
+    length = len(html.unescape(re.sub(r"<[^>]+>", "", inside)))
+    inside = CODE.sub(lambda code: " ".join(map(breakable, code[0].split(" "))), inside)
+    name = "short" if length <= SHORT else "long" if length > LONG else ""
+    return f'<{kind} class="{name}">{inside}</{kind}>' if name else f"<{kind}>{inside}</{kind}>"
+
+
+def breakable(word: str) -> str:
+    """A long name may break after its dots, slashes and underscores."""
+    return word if len(word) <= WORD else re.sub(r"([._/=])(?=[^._/=])", r"\1<wbr>", word)

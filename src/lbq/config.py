@@ -160,9 +160,10 @@ CHANGEABLE = ("data.root", "data.workers", "train.batch_size")
 
 @dataclass(frozen=True)
 class Config:
-    """`neuron` holds a registry name and that neuron's own options; they are checked when the network is built.
+    """All settings of one training; docs/reference/configuration.md lists every field.
 
-    It states the initial step of a burst neuron with another n_max than 5, also where the caller does not.
+    `neuron` holds the name of a neuron and that neuron's own options; they are checked when the network is built. It states
+    the initial step of a burst neuron with another n_max than 5, also where the caller does not.
     """
 
     seed: int = _checked(0, "a non-negative integer below 2^63", lambda v: 0 <= v < 2**63)
@@ -311,7 +312,7 @@ def _recorded(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(files.text_of(path, ConfigError))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give a record that `lbq record` wrote") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON: {' '.join(str(error).split())[:100]}") from error
     config = record.get("config") if isinstance(record, dict) else None

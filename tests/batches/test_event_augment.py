@@ -73,13 +73,15 @@ def test_plain_epochs_of_events_are_flipped_alone() -> None:
     ends = EventAugment(plain_from=3)
     assert torch.equal(ends(x, index, 0, 2), EventAugment()(x, index, 0, 2))
     flipped = ends(x, index, 0, 3)
-    assert torch.equal(flipped, EventAugment(choices=("none",))(x, index, 0, 3))
+    assert torch.equal(flipped, single.flip(x, uniform(0, "event", 3, index, 6)[:, 0] < 0.5))
     assert 0 < (flipped != x).flatten(2).any(2).any(0).sum() < 40
     assert torch.equal(EventAugment(flip=0, plain_from=3)(x, index, 0, 3), x)
 
 
 def test_event_holes_have_the_recipes_areas() -> None:
-    got = EventAugment(flip=0, choices=("cutout",))(torch.ones(1, 2000, 1, 48, 48), torch.arange(2000), 0, 0)
+    chosen = integers(uniform(0, "event", 0, torch.arange(13_000), 6)[:, 1], 6)
+    index = (chosen == events.SPIKFORMER.index("cutout")).nonzero()[:2000, 0]
+    got = EventAugment(flip=0)(torch.ones(1, 2000, 1, 48, 48), index, 0, 0)
     holes = (got[0, :, 0] == 0).sum((1, 2)).double()
     sides = holes.sqrt()
     assert torch.equal(sides, sides.round())  # whole squares: inside the image

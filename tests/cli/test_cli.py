@@ -151,7 +151,7 @@ def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
     for change in ({"untied": 1}, {"largest_logit_error": 0.1}, {"tied_images": 599}):
         assert not replace(absorption, **change).passed
     test = test_set(config)
-    check = check_integers(net, source, deploy_trained(net, config, test.inputs, None), test, 0)
+    check = check_integers(net, source, deploy_trained(net, config, test, None), test, 0)
     assert check.passed
     assert check.accuracy >= measured.accuracy - 1
     assert check.predictions_agree > 98.5
@@ -291,7 +291,18 @@ def test_version_and_help(call: Call) -> None:
         (["demo", "--epochs", "0"], "--epochs"),
         (["demo", "--epochs", "many"], "--epochs"),
         (["demo", "--seed", "-1"], "--seed"),
-        (["demo", "--fast"], "--fast"),
+        (["demo", "--fast"], "No such option: --fast (see lbq demo --help)"),
+        (["models", "exprot"], "Commands: export (see lbq models --help)"),
+        (["train", "nothing.toml"], "No such file or directory; give a TOML file, such as configs/digits/lbq.toml"),
+        (["train", "."], "cannot read .: Is a directory; give one of its files"),
+        (
+            ["export", "m.lbq", "-o", "x", "--format", "onnx", "--name", "n"],
+            "--name is for --format c, c-step and wasm",
+        ),
+        (
+            ["account", "m.lbq", "--technology", "no.toml"],
+            "No such file or directory; give a TOML or JSON file of prices",
+        ),
         (["demo", "--out", "."], ". exists already"),
         (["demo", "--out", "/dev/null/run"], "cannot write under"),
         (["account"], "give a run folder or a model.lbq, or --paper"),

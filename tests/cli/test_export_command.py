@@ -51,7 +51,7 @@ def test_nir_of_a_run(call: Call, tmp_path: Path) -> None:
         (["MODEL"], "say where to with -o"),
         (["missing.lbq", "--format", "onnx", "-o", "."], "missing.lbq cannot be read"),
         (["MODEL", "--format", "onnx", "-o", "MODEL"], "is the network that is to be exported: give another name with -o"),
-        (["RUN", "--format", "onnx", "-o", "a.onnx"], "is not a file"),
+        (["RUN", "--format", "onnx", "-o", "a.onnx"], "is a run folder, not a deployed network: give"),
     ],
 )  # fmt: skip
 def test_mistakes_end_in_one_line(

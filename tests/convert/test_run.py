@@ -90,10 +90,10 @@ def test_steps_are_chosen_from_images_as_they_are(
     monkeypatch.setattr("lbq.convert.run.calibrate", watched)
     monkeypatch.setattr("lbq.convert.run.evaluate", lambda *_: 0.0)
     convert_run(ann_run, tmp_path / "snn", images=898)
-    train = load_digits().train
-    plain = {image.tobytes() for image in train.images}
-    mean, std = (torch.tensor(v)[:, None, None] for v in (train.mean, train.std))
-    pixels = ((seen[0] * std + mean) * train.scale).round().to(torch.uint8).numpy()
+    digits = load_digits()
+    plain, inputs = {image.tobytes() for image in digits.train.images}, digits.inputs
+    mean, std = (torch.tensor(v)[:, None, None] for v in (inputs.mean, inputs.std))
+    pixels = ((seen[0] * std + mean) * inputs.scale).round().to(torch.uint8).numpy()
     assert len(pixels) == 898
     assert {image.tobytes() for image in pixels} <= plain
 

@@ -77,7 +77,7 @@ def test_membrane_bins_by_hand() -> None:
 def images(count: int) -> TestSet:
     """A test set of random images without labels."""
     x = pixels(count, 3, 8, 8)
-    return TestSet("x", (3, 8, 8), True, count, lambda start, stop: x[start:stop])
+    return TestSet("x", (3, 8, 8), size=count, read=lambda start, stop: x[start:stop])
 
 
 def analysis(levels: list[list[int]], step: float = 0.5) -> Analysis:
@@ -457,7 +457,7 @@ def test_event_networks_are_analysed_alike() -> None:
     net = models.create("resnet8w2", in_channels=2, timesteps=3).eval()
     deployed = deploy(net, (2, 8, 8), timesteps=3, static=False)
     frames = np.random.default_rng(0).integers(0, 4, (5, 3, 2, 8, 8)).astype(np.uint8)
-    test = TestSet("frames", (2, 8, 8), False, 5, lambda start, stop: frames[start:stop].swapaxes(0, 1))
+    test = TestSet("frames", (2, 8, 8), False, size=5, read=lambda start, stop: frames[start:stop].swapaxes(0, 1))
     made = analyze_deployed(deployed, test, membranes=2)
     assert made.accuracy is None
     assert made.complete

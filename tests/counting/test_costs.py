@@ -76,7 +76,7 @@ def test_levels_and_frames_are_as_the_account_says() -> None:
 def test_a_silent_network_is_cheaper_at_any_density(made: Account) -> None:
     found = costs(made)
     assert found.density == 0
-    assert {b.text for b in found.break_even if b.rival == "ANN, fp32"} == {"cheaper at any density"}
+    assert {b.text for b in found.break_even if b.rival == "ANN, fp32"} == {"planes always cheaper"}
     assert {b["density"] for b in found.to_dict()["break_even"]} == {None}  # JSON has no infinity
 
 
@@ -92,7 +92,7 @@ def test_at_break_even_both_cost_the_same(regime: str) -> None:
 
 def test_no_break_even_where_the_neurons_alone_cost_more() -> None:
     meets = [b for b in costs(account(neurons=10**6)).break_even if b.rival == "ANN, int8"]
-    assert {(b.density, b.text) for b in meets} == {(None, "dearer at any density")}
+    assert {(b.density, b.text) for b in meets} == {(None, "planes never cheaper")}
 
 
 def test_no_break_even_where_both_cost_the_same_without_a_spike() -> None:
@@ -101,7 +101,7 @@ def test_no_break_even_where_both_cost_the_same_without_a_spike() -> None:
     found = {(b.rival, b.regime): b for b in costs(made).break_even}
     assert costs(made).density > 0
     for regime in ("integer", "memory"):
-        assert found["ANN, int8", regime].text == "dearer at any density"
+        assert found["ANN, int8", regime].text == "planes never cheaper"
         assert found["ANN, fp32", regime].density is not None  # whose MACs are dearer themselves
 
 
@@ -109,7 +109,7 @@ def test_a_density_beyond_two_set_bits_is_out_of_reach() -> None:
     """Of levels 0..5, the fullest are 3 and 5."""
     (meets, *_) = costs(account()).break_even
     assert meets.most == 2
-    for density, text in ((1.5, "1.500"), (2.0, "2.000"), (2.1, "cheaper at any density")):
+    for density, text in ((1.5, "1.500"), (2.0, "2.000"), (2.1, "planes always cheaper")):
         assert replace(meets, density=density).text == text
     assert all(most_set_bits(n) == max(level.bit_count() for level in range(n + 1)) for n in range(1, 300))
 

@@ -171,7 +171,7 @@ def test_a_trained_network_is_counted_as_its_levels_are(on_device: bool) -> None
 def test_analyses_hold_products_and_prices_leave_out_their_weights(net: Network) -> None:
     from lbq.counting.deployed import analyze
 
-    test = TestSet("images", (3, 8, 8), True, 4, lambda start, stop: pixels(4, 3, 8, 8)[start:stop])
+    test = TestSet("images", (3, 8, 8), size=4, read=lambda start, stop: pixels(4, 3, 8, 8)[start:stop])
     analysis = Analysis.from_dict(analyze(net, test, threads=2, membranes=0).to_dict())
     account = account_from(analysis.accounts["exact"], "exact", analysis.images)
     assert len(account.products) == 3

@@ -150,7 +150,7 @@ def test_cifar_from_every_form(tiny: dict[str, Tiny], tmp_path: Path, name: str,
     (tmp_path / "other").mkdir()
     data = LOADERS[name](tmp_path)
     tiny[name].check(data)
-    assert data.name == name
+    assert data.inputs.name == name
     assert str(where) in data.source
     assert data.train.images.flags.c_contiguous
     assert data.train.images.flags.writeable
@@ -377,8 +377,6 @@ def test_prepare_leaves_nothing_half_done(
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="CIFAR-10 is not in .*empty: give cifar-10-binary.tar.gz, "):
         cifar.prepare_cifar("cifar10", root, tmp_path / "empty")
-    with pytest.raises(DataError, match="unknown dataset 'cifar11'; did you mean 'cifar10'"):
-        cifar.prepare_cifar("cifar11", root)
 
 
 def test_prepare_by_download(
@@ -410,7 +408,7 @@ def test_real_cifar100(tmp_path: Path) -> None:
     check_real(data, 100)
     names = pickle.loads((root / "meta").read_bytes(), encoding="bytes") if (root / "meta").is_file() else None
     if names is not None:
-        assert [name.decode() for name in names[b"fine_label_names"]] == list(data.train.classes)
+        assert [name.decode() for name in names[b"fine_label_names"]] == list(data.inputs.classes)
     where = cifar.prepare_cifar("cifar100", tmp_path, root)  # to the binary form, whose digests are known
     assert sorted(path.name for path in where.iterdir()) == ["test.bin", "train.bin"]
     assert cifar.load_cifar100(tmp_path).checksum == data.checksum
@@ -423,7 +421,7 @@ def check_real(data: Dataset, classes: int) -> None:
     assert data.test.images.shape == (10000, 3, 32, 32)
     assert np.bincount(data.train.labels).tolist() == [50000 // classes] * classes
     assert np.bincount(data.test.labels).tolist() == [10000 // classes] * classes
-    assert len(set(data.train.classes)) == classes
+    assert len(set(data.inputs.classes)) == classes
     mean, std = moments(data.train.images)
-    assert data.train.mean == tuple(round(value, 4) for value in mean)
-    assert data.train.std == tuple(round(value, 4) for value in std)
+    assert data.inputs.mean == tuple(round(value, 4) for value in mean)
+    assert data.inputs.std == tuple(round(value, 4) for value in std)

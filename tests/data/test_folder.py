@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from lbq.data import folder
+from lbq.data import folder, image_files
 from lbq.errors import DataError
 from tests.support.reading import QUICK, RNG, real, refused
 
@@ -97,7 +97,7 @@ def test_every_mode_becomes_rgb(tmp_path: Path) -> None:
     greys = np.broadcast_to(np.asarray(grey), (3, 16, 16)).astype(int)
 
     def near(path: Path, target: NDArray[np.int_], tolerance: int) -> None:
-        image = folder.load_eval(path, 16, 16)  # all of it
+        image = image_files.load_eval(path, 16, 16)  # all of it
         assert image.dtype == np.uint8
         assert image.flags.c_contiguous
         assert np.abs(image - target).max() <= tolerance, path
@@ -143,24 +143,24 @@ def test_broken_images_are_named(tmp_path: Path) -> None:
         (bytes(huge), "cannot be decoded .*decompression bomb"),
     ):
         (tmp_path / "bad.jpg").write_bytes(data)
-        for read in (partial(folder.load_eval, resize=8, crop=8), partial(folder.load_train, size=8, seed=0)):
+        for read in (partial(image_files.load_eval, resize=8, crop=8), partial(image_files.load_train, size=8, seed=0)):
             with refused(f"bad.jpg {message}"):
                 read(tmp_path / "bad.jpg")
     with pytest.raises(DataError, match="none.jpg cannot be decoded"):
-        folder.load_eval(tmp_path / "none.jpg", 8, 8)
+        image_files.load_eval(tmp_path / "none.jpg", 8, 8)
 
 
 def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(DataError, match="needs Pillow, which is not installed: pip install pillow"):
-        folder.load_eval(tmp_path / "x.jpg", 8, 8)
+        image_files.load_eval(tmp_path / "x.jpg", 8, 8)
 
 
 def plain_crop(path: Path, size: int, seed: int) -> NDArray[np.uint8]:
     """The training crop of an image that is decoded whole."""
     with Image.open(path) as image:
-        top, left, height, width = folder.crop_box(image.height, image.width, seed)
+        top, left, height, width = image_files.crop_box(image.height, image.width, seed)
         cut = image.convert("RGB").crop((left, top, left + width, top + height))
     return np.asarray(cut.resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
 
@@ -168,23 +168,23 @@ def plain_crop(path: Path, size: int, seed: int) -> NDArray[np.uint8]:
 def test_large_jpegs_are_decoded_small(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.jpg", Image.fromarray(picture(1200, 1600)), quality=95)
     for seed in range(8):
-        slow, fast = plain_crop(path, 100, seed), folder.load_train(path, 100, seed)
+        slow, fast = plain_crop(path, 100, seed), image_files.load_train(path, 100, seed)
         assert fast.shape == (3, 100, 100)
         assert np.abs(slow.astype(int) - fast).max() < 12  # the same crop, to a pixel of the reduced image
     assert not np.array_equal(slow, fast)  # it was decoded small, not whole
     png = saved(tmp_path / "x.png", Image.fromarray(picture(600, 800)))
-    assert np.array_equal(folder.load_train(png, 50, 3), plain_crop(png, 50, 3))
-    assert not np.array_equal(folder.load_train(png, 50, 3), folder.load_train(png, 50, 4))
+    assert np.array_equal(image_files.load_train(png, 50, 3), plain_crop(png, 50, 3))
+    assert not np.array_equal(image_files.load_train(png, 50, 3), image_files.load_train(png, 50, 4))
 
 
 def test_crops_are_not_decoded_smaller_than_they_will_be(tmp_path: Path) -> None:
     """Half as large, a crop that is twice `size` wide but not twice as high would have too few rows."""
     path = saved(tmp_path / "x.jpg", Image.fromarray(picture(240, 320)), quality=95)
-    boxes = {seed: folder.crop_box(240, 320, seed)[2:] for seed in range(200)}
+    boxes = {seed: image_files.crop_box(240, 320, seed)[2:] for seed in range(200)}
     oblong = [seed for seed, (height, width) in boxes.items() if min(height, width) < 2 * 80 <= max(height, width)]
     assert len(oblong) > 10
     for seed in oblong:
-        assert np.array_equal(folder.load_train(path, 80, seed), plain_crop(path, 80, seed))
+        assert np.array_equal(image_files.load_train(path, 80, seed), plain_crop(path, 80, seed))
 
 
 @QUICK
@@ -200,19 +200,19 @@ def test_testing_scales_then_cuts_the_centre(
     rows = image.resize((size[0], height), Image.Resampling.BILINEAR)
     scaled = np.asarray(rows.resize(size, Image.Resampling.BILINEAR)).transpose(2, 0, 1)
     top, left = round((scaled.shape[1] - crop) / 2), round((scaled.shape[2] - crop) / 2)
-    assert np.array_equal(folder.load_eval(path, resize, crop), scaled[:, top : top + crop, left : left + crop])
+    assert np.array_equal(image_files.load_eval(path, resize, crop), scaled[:, top : top + crop, left : left + crop])
 
 
 def test_an_image_too_long_to_scale_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "long.png", Image.new("RGB", (5000, 1)))
     with pytest.raises(DataError, match="long.png: an image of 5000 x 1 pixels is too long to scale to 256: crop it"):
-        folder.load_eval(path, 256, 224)
+        image_files.load_eval(path, 256, 224)
 
 
 @given(height=st.integers(1, 900), width=st.integers(1, 900), seed=st.integers(0, 2**63))
 def test_random_crops_obey_their_definition(height: int, width: int, seed: int) -> None:
-    top, left, h, w = box = folder.crop_box(height, width, seed)
-    assert box == folder.crop_box(height, width, seed)
+    top, left, h, w = box = image_files.crop_box(height, width, seed)
+    assert box == image_files.crop_box(height, width, seed)
     assert 0 <= top <= top + h <= height
     assert 0 <= left <= left + w <= width
     assert h > 0
@@ -227,7 +227,7 @@ def test_random_crops_obey_their_definition(height: int, width: int, seed: int) 
 
 def test_random_crops_have_the_usual_distribution() -> None:
     """Against the definition written out again, drawn from another stream."""
-    boxes = np.array([folder.crop_box(300, 400, seed) for seed in range(4000)], float)
+    boxes = np.array([image_files.crop_box(300, 400, seed) for seed in range(4000)], float)
     rng = RNG(11)
     expected = []
     for _ in range(4000):
@@ -242,8 +242,8 @@ def test_random_crops_have_the_usual_distribution() -> None:
     assert largest[:2].max() < 0.12  # tails of the position are thin
     assert largest[2:].max() < 0.05
     assert np.abs(boxes.mean(0) - theirs.mean(0)).max() < 6
-    assert folder.crop_box(10, 1000, 5) == (0, 493, 10, 13)  # nothing fits: the centre, 4/3
-    assert folder.crop_box(1000, 12, 5) == (492, 0, 16, 12)
+    assert image_files.crop_box(10, 1000, 5) == (0, 493, 10, 13)  # nothing fits: the centre, 4/3
+    assert image_files.crop_box(1000, 12, 5) == (492, 0, 16, 12)
 
 
 def test_real_imagenet_images(tmp_path: Path) -> None:
@@ -259,5 +259,5 @@ def test_real_imagenet_images(tmp_path: Path) -> None:
         assert isinstance(path, Path)
         with Image.open(path) as image:
             assert min(image.size) == 160
-        assert folder.load_eval(path, 160, 160).std() > 5
-        assert np.array_equal(folder.load_train(path, 128, i), plain_crop(path, 128, i))
+        assert image_files.load_eval(path, 160, 160).std() > 5
+        assert np.array_equal(image_files.load_train(path, 128, i), plain_crop(path, 128, i))

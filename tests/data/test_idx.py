@@ -45,10 +45,10 @@ def test_idx_datasets(tmp_path: Path, zipped: bool, dash: str, below: str) -> No
         assert np.array_equal(data.train.labels, arrays[1])
         assert np.array_equal(data.test.images, arrays[2][:, None])
         assert np.array_equal(data.test.labels, arrays[3])
-        assert data.train.mean == (round((arrays[0] / 255).mean(), 4),)
-        assert data.train.std == (round((arrays[0] / 255).std(), 4),)
-        assert data.train.classes[0] == first
-        assert len(data.train.classes) == 10
+        assert data.inputs.mean == (round((arrays[0] / 255).mean(), 4),)
+        assert data.inputs.std == (round((arrays[0] / 255).std(), 4),)
+        assert data.inputs.classes[0] == first
+        assert len(data.inputs.classes) == 10
 
 
 def test_missing_idx_files_are_named(tmp_path: Path) -> None:

@@ -4,41 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from lbq.data import dataset
-from lbq.data.dataset import Dataset, Images
+from lbq.data.dataset import Dataset, Inputs, Samples
 from lbq.errors import DataError
 from tests.support.reading import RNG
 
-
-def some_images(count: int = 6, **changes: Any) -> Images:
-    pixels = RNG(0).integers(0, 256, (count, 3, 4, 5), np.uint8)
-    labels = np.arange(count, dtype=np.int64) % 2
-    fields = {"images": pixels, "labels": labels, "classes": ("a", "b"), "mean": (0.5,) * 3, "std": (0.2,) * 3}
-    return Images(**{**fields, **changes})
+INPUTS = Inputs("x", (3, 4, 5), True, ("a", "b"), (0.5,) * 3, (0.2,) * 3)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"labels": np.zeros(5, np.int64)}, "6 images but 5 labels"),
-        ({"labels": np.full(6, 2)}, "labels run from 2 to 2, for 2 classes from 0 on"),
-        ({"labels": np.full(6, -1)}, "run from -1"),
-        ({"scale": 16}, "scale is 16, but pixels reach"),
-        ({"mean": (0.5,)}, "mean and std need one value for each of 3 channels"),
-        ({"images": np.zeros((2, 3, 4, 4))}, "images must be uint8"),
-        ({"std": (0.2, 0.0, 0.2)}, "std must be above 0"),
-        ({"std": (0.2, math.nan, 0.2)}, "std must be above 0"),
-    ],
-)
-def test_images_check_what_they_hold(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        some_images(**changes)
+def some_images(count: int = 6, height: int = 4) -> Samples:
+    pixels = RNG(0).integers(0, 256, (count, 3, height, 5), np.uint8)
+    return Samples(pixels, np.arange(count, dtype=np.int64) % 2)
+
+
+@pytest.mark.parametrize("deviation", [0.0, math.nan])
+def test_pixels_that_are_all_the_same_cannot_be_normalised(deviation: float) -> None:
+    with pytest.raises(DataError, match="std must be above 0"):
+        Dataset(replace(INPUTS, std=(0.2, deviation, 0.2)), some_images(), some_images(), "here")
 
 
 def test_checksum_is_of_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,11 +35,12 @@ def test_checksum_is_of_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for part in (train, test):
         expected.update(part.images.tobytes())
         expected.update(part.labels.tobytes())
-    assert Dataset("x", train, test, "here").checksum == expected.hexdigest()
+    assert Dataset(INPUTS, train, test, "here").checksum == expected.hexdigest()
+    assert Dataset(INPUTS, train, test, "here", hashed=False).checksum == ""
     monkeypatch.setattr(dataset, "CHUNK_BYTES", 100)  # several parts, not a multiple of an image
     mapped = np.memmap(tmp_path / "x", np.uint8, "w+", shape=train.images.shape)
     mapped[:] = train.images
-    parts = [(mapped[::-1][::-1], train.labels), (test.images, test.labels)]
+    parts = [Samples(mapped[::-1][::-1], train.labels), test]
     assert dataset.checksum(*parts) == expected.hexdigest()
     mapped[5, 2, 3, 4] ^= 1
     assert dataset.checksum(*parts) != expected.hexdigest()
@@ -60,7 +49,7 @@ def test_checksum_is_of_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_dataset_is_of_one_kind() -> None:
     train = some_images()
     with pytest.raises(DataError, match="x: image shapes of train and test differ"):
-        Dataset("x", train, some_images(images=np.zeros((6, 3, 4, 4), np.uint8)), "here")
+        Dataset(INPUTS, train, some_images(height=3), "here")
     for parts, what in (((train, some_images(0)), "test"), ((some_images(0), train), "train")):
         with pytest.raises(DataError, match=rf"^x: there are no {what} images \(here\): get its files again$"):
-            Dataset("x", *parts, "here")
+            Dataset(INPUTS, *parts, "here")

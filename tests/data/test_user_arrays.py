@@ -18,9 +18,7 @@ from lbq.batches.sources import EventSource, ImageSource, open_source
 from lbq.config import Config
 from lbq.data import dataset
 from lbq.data.arrays import load_archive, load_array
-from lbq.data.dataset import Dataset
 from lbq.data.digits import load_digits
-from lbq.data.events.datasets import EventData
 from lbq.data.testset import open_test
 from lbq.data.user_arrays import load_own
 from lbq.errors import ConfigError, DataError
@@ -49,13 +47,12 @@ def test_images(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, IMAGES[:2], LABELS[:2].astype(np.uint8), part="test")
     data = load_own(tmp_path)
-    assert isinstance(data, Dataset)
-    assert (data.name, data.source, data.train.classes) == ("arrays", str(tmp_path), ("0", "1", "2"))
+    assert (data.inputs.name, data.source, data.inputs.classes) == ("arrays", str(tmp_path), ("0", "1", "2"))
     assert np.array_equal(data.train.images, IMAGES)
     assert np.array_equal(data.test.labels, LABELS[:2])
     scaled = IMAGES / 255
-    assert data.test.mean == data.train.mean == pytest.approx(scaled.mean((0, 2, 3)), abs=1e-12)
-    assert data.train.std == pytest.approx(scaled.std((0, 2, 3)), abs=1e-12)
+    assert data.inputs.mean == pytest.approx(scaled.mean((0, 2, 3)), abs=1e-12)
+    assert data.inputs.std == pytest.approx(scaled.std((0, 2, 3)), abs=1e-12)
 
 
 def test_moments_of_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,14 +65,12 @@ def test_a_narrow_image_is_none_with_its_channels_last(tmp_path: Path) -> None:
     """Signals of many channels are images of one column."""
     signals = RNG.integers(0, 256, (7, 8, 16, 1), np.uint8)
     data = load_own(write(tmp_path, signals))
-    assert isinstance(data, Dataset)
     assert np.array_equal(data.train.images, signals)
 
 
 def test_names_of_classes(tmp_path: Path) -> None:
     data = load_own(write(tmp_path, classes=np.array(["a", "b", "c", "never seen"])))
-    assert isinstance(data, Dataset)
-    assert data.test.classes == ("a", "b", "c", "never seen")
+    assert data.inputs.classes == ("a", "b", "c", "never seen")
 
 
 def test_frames_stay_on_the_disk(tmp_path: Path) -> None:
@@ -84,8 +79,8 @@ def test_frames_stay_on_the_disk(tmp_path: Path) -> None:
         np.save(tmp_path / part / "images.npy", FRAMES[:count])
         np.save(tmp_path / part / "labels.npy", LABELS[:count])
     data = load_own(tmp_path)
-    assert isinstance(data, EventData)
-    assert isinstance(data.train.frames, np.memmap)
+    assert not data.inputs.static
+    assert isinstance(data.train.images, np.memmap)
     settings: dict[str, dict[str, Any]] = {
         "data": {"name": "arrays", "root": str(tmp_path)},
         "model": {"timesteps": 4},
@@ -240,16 +235,16 @@ def test_from_training_to_integers(tmp_path: Path, call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("augment", "flip", "choices"),
+    ("augment", "expected"),
     [
-        ({}, None, 0),
-        ({"flip": True}, 0.5, 1),  # alone, "none" of the others
-        ({"events": True}, 0.0, 6),
-        ({"events": True, "flip": True}, 0.5, 6),
+        ({}, None),
+        ({"flip": True}, EventAugment(0.5, plain_from=0)),  # alone
+        ({"events": True}, EventAugment(0.0, plain_from=20)),
+        ({"events": True, "flip": True}, EventAugment(0.5, plain_from=20)),
     ],
 )
 def test_frames_of_ones_own_are_mirrored_only_where_asked_for(
-    augment: dict[str, bool], flip: float | None, choices: int, tmp_path: Path
+    augment: dict[str, bool], expected: EventAugment | None, tmp_path: Path
 ) -> None:
     write(tmp_path, FRAMES)
     settings = {
@@ -260,16 +255,14 @@ def test_frames_of_ones_own_are_mirrored_only_where_asked_for(
     }
     source = open_source(Config.from_dict(settings))
     assert isinstance(source, EventSource)
-    assert source.augment is None or isinstance(source.augment, EventAugment)
-    assert (source.augment and source.augment.flip) == flip
-    assert (len(source.augment.choices) if source.augment else 0) == choices
+    assert source.augment == expected
     index = torch.arange(7)
     frames, _ = next(iter(source.train_batches([index], 0, 0)))
     seen = [np.array_equal(frames[:, i].numpy(), FRAMES[i]) for i in range(7)]
     mirrored = [np.array_equal(frames[:, i].numpy(), FRAMES[i, ..., ::-1]) for i in range(7)]
     if "events" not in augment:
         assert all(a or b for a, b in zip(seen, mirrored, strict=True))
-        assert any(mirrored) == bool(flip)
+        assert any(mirrored) == (expected is not None)
 
 
 def test_the_documented_recordings_become_a_network(

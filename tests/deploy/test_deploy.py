@@ -26,6 +26,7 @@ from lbq.graph.quantise import dyadic, integer_neuron, integer_weights, quantise
 from lbq.models import over_time
 from lbq.neuron import MLF, BurstNeuron, ReLU
 from lbq.training import trainer as train
+from tests.support.reading import normalised_by
 from tests.support.small_nets import (
     MEAN,
     STD,
@@ -215,11 +216,12 @@ def test_integers_keep_the_accuracy_of_a_trained_network(
 ) -> None:
     net, config = trained
     source, test = open_source(config), test_set(config)
-    deployed = deploy_trained(net, config, test.inputs, test.read(0, 8), bits)
+    deployed = deploy_trained(net, config, test, test.read(0, 8), bits)
     check = check_integers(net, source, deployed, test, 1)
     with torch.no_grad():
-        digits = load_digits().test
-        exact = 100 * float((net(torch.from_numpy(digits.normalised())).argmax(1).numpy() == digits.labels).mean())
+        digits = load_digits()
+        pixels = torch.from_numpy(normalised_by(digits.inputs, digits.test.images))
+        exact = 100 * float((net(pixels).argmax(1).numpy() == digits.test.labels).mean())
     assert exact > 90
     assert check.accuracy > exact - loss
     assert check.predictions_agree > agree
@@ -296,7 +298,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_wrong_channels_of_the_data_are_named() -> None:
     config = Config.from_dict({"model": {"id": "resnet8w2", "in_channels": 3}})
     with pytest.raises(LbqError, match="the network reads 3 channels, digits has 1"):
-        deploy_trained(small("resnet8w2"), config, test_set(config).inputs, None)
+        deploy_trained(small("resnet8w2"), config, test_set(config), None)
 
 
 def test_default_golden_inputs_are_random_and_within_range() -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lbq.batches import augment
-from lbq.config import Config
+from lbq.batches.policies import ImageAugment
 from lbq.data.dataset import Inputs
-from lbq.deploy.deploy import deploy, deploy_trained
+from lbq.deploy.deploy import deploy
+from lbq.deploy.like import check_like
 from lbq.errors import GraphError, RunError
 from lbq.runs import run_folder
 from tests.support.own_nets import SHAPE, Own, made
@@ -61,13 +61,9 @@ def test_what_cannot_be_compared_is_refused(like: Any, reason: str) -> None:
         made(Own(), like=like)
 
 
-def test_a_run_is_compared_with_what_its_training_makes_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, reads = Config(), Inputs("digits", SHAPE, True, (), (0.5,), (0.25,), 16)
-    deploy_trained(Own(timesteps=2), config, reads, None)
-    normalise = augment.normalise
-    monkeypatch.setattr(augment, "normalise", lambda x, scale, mean, std: normalise(x, 255.0, mean, std))
-    with pytest.raises(GraphError, match=r"scale=16 do not give .*: in training it was mean=\[7.969\], std=\[3.984\]"):
-        deploy_trained(Own(timesteps=2), config, reads, None)
+def test_training_makes_of_images_what_the_deployment_of_a_run_says() -> None:
+    augment = ImageAugment(mean=(0.5,), std=(0.25,), scale=16.0)
+    check_like((IMAGES, augment.normalised(torch.from_numpy(IMAGES))), (0.5,), (0.25,), 16)
 
 
 def test_a_converted_run_reads_what_its_ann_read(tmp_path: Path) -> None:

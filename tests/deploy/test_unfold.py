@@ -164,7 +164,7 @@ def test_a_published_network() -> None:
     test = open_test("cifar10", str(real("cifar10")), 2)
     file = load(ROOT / "models" / "cifar10_resnet8w16_t2_lbq.lbq")
     net = models.create("resnet8w16", stem_stride=2).eval()
-    form: dict[str, Any] = {"mean": test.inputs.mean, "std": test.inputs.std, "scale": test.inputs.scale}
+    form: dict[str, Any] = {"mean": test.mean, "std": test.std, "scale": test.scale}
     net.load_state_dict(unfold(net, file.network, **form).weights, strict=False)
     again = deploy(net, (3, 32, 32), **form)
     for ours, theirs in zip(again.network.synapses, file.network.synapses, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import pkgutil
 import re
 import subprocess
@@ -142,6 +143,18 @@ def test_the_page_of_commands_is_what_the_command_line_says() -> None:
     assert done.stdout == text_of("docs/reference/commands.md"), "stale: python docs/site/commands.py"
 
 
+def test_rows_with_a_record_have_its_accuracy() -> None:
+    compared = 0
+    for page in PAGES:
+        for row in re.findall(r"^\|.*\d\d\.\d\d.*$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            for link in re.findall(r"\(([./]*results/[^)]+\.json)\)", row):
+                record = json.loads((page.parent / link).read_text(encoding="utf-8"))
+                accuracy = record.get("test_accuracy") or record.get("holdout_accuracy") or record["accuracy"]
+                assert f"{accuracy:.2f}" in row, (page.name, link)
+                compared += 1
+    assert compared > 40
+
+
 # Equations
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -184,13 +197,14 @@ HERE = {  # page -> how many of its first blocks run here, in one namespace
     "docs/tutorials/on-integers.md": 2,
     "docs/tutorials/attention.md": 1,
     "docs/howto/own-network.md": 2,
-    "docs/howto/fine-tune.md": 3,
+    "docs/howto/fine-tune.md": 2,
+    "docs/howto/few-bits.md": 1,
     "docs/howto/train.md": 1,
     "docs/howto/deploy.md": 1,
     "docs/howto/export-onnx.md": 2,
     "docs/howto/export-nir.md": 1,
     "docs/explanation/training-speed.md": 1,
-    "docs/explanation/reproduction.md": 1,
+    "docs/explanation/ablations.md": 1,
 }
 ELSEWHERE = {  # page -> how many blocks run in a test of their own, and where
     "docs/tutorials/own-data.md": (2, "data/test_user_arrays.py"),
@@ -273,7 +287,7 @@ def test_the_python_of_a_page_runs(page: str, reader: Path, monkeypatch: pytest.
         accumulations, energy = map(float, counted.split())
         assert float(executed) / 4 > accumulations > 0
         assert energy > 0
-    if page.endswith("reproduction.md"):
+    if page.endswith("ablations.md"):
         assert lines == ["0.35 0.34", "0.21 0.19"]  # as its comments say
     if page.endswith("export-onnx.md"):
         assert (names["out"]["logits"] == names["net"].run(names["images"]).logits).all()

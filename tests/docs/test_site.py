@@ -49,9 +49,18 @@ def test_no_page_asks_for_anything_outside(site: Path) -> None:
         assert not re.findall(r"(?:url\(|@import )\"?(?:https?:)?//", text), path
 
 
+def test_the_api_page_shows_values_and_describes_each_parameter(site: Path) -> None:
+    """Defaults are numbers, not names of constants; a sentence `name: text` of a docstring is an entry of its own."""
+    text = re.sub(r"<[^>]+>", "", (site / "reference" / "api.html").read_text(encoding="utf-8"))
+    assert "step: float = 0.4" in text
+    assert "seed: int = 0," in text
+    assert not re.findall(r"INITIAL_STEP|BOX_ET_TAIL|_checked|__getstate__", text)
+    assert re.search(r"target\s+\(\s*str \| None,\s+default:\s+None\s+\)\s+–\s+cortex-m makes", text)
+
+
 def test_links_that_leave_the_pages_lead_to_files(site: Path) -> None:
     """Without a repository's address they lead to the checkout."""
-    page = site / "explanation" / "reproduction.html"
+    page = site / "explanation" / "ablations.html"
     links = re.findall(r'<a href="((?:\.\./)+[^"#]*)"', page.read_text(encoding="utf-8"))
     records = [link for link in links if link.endswith(".json")]
     assert len(records) > 20

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from lbq import engine
 from lbq.deploy import absorb, deploy, lower
 from lbq.engine import Network
-from lbq.engine.attention import attend, dense_products, gate_levels, is_linear
+from lbq.engine.attention import dense_products, gate_levels, is_linear, multiply
 from lbq.engine.cuda import plain
 from lbq.engine.file import artefact
 from lbq.engine.file.reading import Reader
 from lbq.errors import ArtefactError, GraphError
 from lbq.graph import Synapse
 from lbq.graph.integer import MEMBRANE_BOUND, largest_read, synapse_bound
-from lbq.graph.levels import gated, product
+from lbq.graph.levels import gated, synapse_product
 from lbq.graph.quantise import quantise
 from lbq.models import attention, fire, over_time
 from lbq.models.transformer import QKFormer
@@ -141,11 +141,11 @@ def test_every_way_to_a_product_is_the_same(
         a, b, c = (x[:, h * width : (h + 1) * width] for x in wide)
         expected[:, h * width : (h + 1) * width] = np.einsum("bdn,bdm,bem->ben", a, b, c)
     expected = expected.reshape(2, *shape)
-    np.testing.assert_array_equal(product(q.astype(np.int64), k.astype(np.int64), v.astype(np.int64), heads), expected)
+    np.testing.assert_array_equal(synapse_product(synapse, [x.astype(np.int64) for x in (q, k, v)]), expected)
     q_last, k_last, v_last = [x.transpose(0, 2, 3, 1).copy() for x in (q, k, v)]
     largest = largest_read(synapse, dict.fromkeys("qkv", highest))
     for planes in (True, False):
-        out, counts = attend(synapse, q_last, k_last, v_last, largest, planes)
+        out, counts = multiply(synapse, (q_last, k_last, v_last), largest, planes)
         np.testing.assert_array_equal(out.transpose(0, 3, 1, 2), expected)
         assert (counts.products, counts.ands) == ((0, counts.popcounts) if planes else (2 * dense_products(synapse), 0))
     assert is_linear(synapse) == (width < tokens)
@@ -169,11 +169,11 @@ def test_scores_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch, depth: i
     synapse = Synapse("a", "q", "matmul", np.ones(shape[0]), shape, shape, keys="k", values="v", heads=2)
     q, k, v = rng.integers(-5, 6, (3, 2, side, side, shape[0])).astype(np.int8)
     q[1] = 0
-    whole, counts = attend(synapse, q, k, v, 2**20, True)
-    np.testing.assert_array_equal(whole, attend(synapse, q, k, v, 2**20, False)[0])
+    whole, counts = multiply(synapse, (q, k, v), 2**20, True)
+    np.testing.assert_array_equal(whole, multiply(synapse, (q, k, v), 2**20, False)[0])
     for scores in (1, 7 * 2 * side**2 * -(-depth // 64)):
         monkeypatch.setattr("lbq.engine.attention.SCORES_AT_A_TIME", scores)
-        some, counted = attend(synapse, q, k, v, 2**20, True)
+        some, counted = multiply(synapse, (q, k, v), 2**20, True)
         np.testing.assert_array_equal(some, whole)
         assert counted == counts
 
@@ -184,14 +184,15 @@ def test_memory_does_not_grow_with_the_square_of_tokens(monkeypatch: pytest.Monk
     synapse = Synapse("a", "q", "matmul", np.ones(1), (1, 48, 48), (1, 48, 48), keys="k", values="v", heads=1)
     levels = np.ones((1, 48, 48, 1), np.uint8)
     with memory_under(4 << 20):
-        assert (attend(synapse, levels, levels, levels, 2304, True)[0] == 2304).all()
+        assert (multiply(synapse, (levels, levels, levels), 2304, True)[0] == 2304).all()
         wide = levels.astype(np.int64).reshape(1, 1, 48, 48)
-        assert (product(wide, wide, wide, 1) == 2304).all()
+        assert (synapse_product(synapse, [wide] * 3) == 2304).all()
 
 
 def test_products_beyond_float64_stay_exact() -> None:
     odd = np.full((1, 1, 1, 3), 2**19 + 1, np.int64)
-    assert (product(odd, odd, odd, 1) == 3 * (2**19 + 1) ** 3).all()
+    synapse = Synapse("a", "q", "matmul", np.ones(1), (1, 1, 3), (1, 1, 3), keys="k", values="v")
+    assert (synapse_product(synapse, [odd] * 3) == 3 * (2**19 + 1) ** 3).all()
 
 
 def squared(n_max: int) -> Network:
@@ -215,7 +216,7 @@ def test_bounds_are_reached_and_not_exceeded() -> None:
     assert (32 * 5 * 5, largest) == (800, 256_000)
     full = np.full((1, 8, 8, 384), 5, np.uint8)
     for planes in (True, False):
-        assert (attend(synapse, full, full, full, largest, planes)[0] == largest).all()
+        assert (multiply(synapse, (full, full, full), largest, planes)[0] == largest).all()
     assert (synapse_bound(synapse, largest) == largest).all()
 
 

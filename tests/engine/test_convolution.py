@@ -19,7 +19,7 @@ from lbq.graph import Synapse
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library: {native.report().reason}")
 
-WAYS: list[tuple[Any, Any]] = [("bitplane", b) for b in BACKENDS] + [("level", "horner"), ("dense", "horner")]
+WAYS: list[tuple[Any, Any]] = [("bitplane", b) for b in BACKENDS] + [("dense", "horner")]
 Pair = tuple[int, int]
 
 
@@ -49,9 +49,6 @@ def closed_form(levels: NDArray[Any], weights: NDArray[Any], stride: Pair, paddi
         return int(windows_of(per_input, weights.shape[2:], stride, padding).sum()) * len(weights)
 
     active = int(np.count_nonzero(levels))
-    if method == "level":
-        rows = reached((magnitude > 0).astype(np.int64))
-        return Counts(accumulations=rows, neurons_active=active, additions=rows)
     planes = max(int(magnitude.max(initial=0)).bit_length(), 1)
     once = backend == "horner" and weights.dtype == np.int8 and magnitude.max(initial=0) <= 7  # rows of equal levels
     return Counts(

@@ -101,7 +101,7 @@ def test_what_is_executed_again_is_counted_again(net: Network, images: Ints) -> 
     stages = [(stage, np.flatnonzero(out.timesteps >= t)) for t, stage in enumerate(net.stages(), 1)]
     expected = sum(stage.run(images[which], "bitplane").total.accumulations for stage, which in stages)
     assert out.total.accumulations == expected
-    test = TestSet("some", (3, 4, 4), True, len(images), lambda a, b: images[a:b], out.predictions)
+    test = TestSet("some", (3, 4, 4), size=len(images), read=lambda a, b: images[a:b], labels=out.predictions)
     measured = measure_exits(net, test)
     assert measured.accuracy == 100
     assert measured.stopped == tuple((out.timesteps == t).sum() for t in (1, 2, 3))
@@ -234,9 +234,12 @@ def test_the_commands(call: Call, tmp_path: Path) -> None:
     assert sum(ran["stopped"]) == 50
     assert counted["stopped"] == ran["stopped"]
     assert counted["accuracy"] == ran["accuracy"]
-    assert "images stopped after so many timesteps" in call.printed("run", out, "--exit", "--limit", "50")
+    assert "images stopped: " in call.printed("run", out, "--exit", "--limit", "50")
     assert "timesteps executed an image" in call.printed("account", out, "--exit", "--limit", "50")
     assert "say where to with -o" in call.refused("exits", model)
     assert "choose them with lbq exits" in call.refused("run", model, "--exit")
     assert "leave out --exit or --against" in call.refused("run", out, "--exit", "--against", "dense")
     assert "is a run folder" in call.refused("account", tmp_path, "--exit")
+    one = call.printed("deploy", out, "--timesteps", "1", "-o", tmp_path / "one.lbq")
+    assert "its margins to stop early were for 2 timesteps: lbq exits chooses others" in one
+    assert "margins" not in call.printed("deploy", model, "--timesteps", "1", "-o", tmp_path / "two.lbq")

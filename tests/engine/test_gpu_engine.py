@@ -213,5 +213,5 @@ def test_auto_takes_a_gpu_for_many_images(monkeypatch: pytest.MonkeyPatch) -> No
         return whole(x, *more)
 
     monkeypatch.setattr(stand_in, "run", noted)
-    evaluate(net, TestSet("some", (3, 4, 4), True, len(x), lambda a, b: x[a:b]))
+    evaluate(net, TestSet("some", (3, 4, 4), size=len(x), read=lambda a, b: x[a:b]))
     assert sizes == [len(x), len(x)]

@@ -60,6 +60,10 @@ def test_what_is_no_network_is_refused_in_one_line(own: Path, call: Call) -> Non
         assert words in call.refused("run", given)
     with pytest.raises(ArtefactError, match="empty is not a file"):
         engine.load("empty")
+    Path("empty/config.toml").touch()
+    assert "deploy it first, `lbq deploy empty -o model.lbq`" in call.refused("run", "empty")
+    Path("empty/model.lbq").touch()
+    assert "empty is a run folder, not a deployed network: give empty/model.lbq" in call.refused("run", "empty")
 
 
 def test_nothing_is_listed_where_nothing_is(monkeypatch: pytest.MonkeyPatch, call: Call) -> None:

@@ -153,8 +153,8 @@ def test_memory_holds_what_products_need(nets: dict[str, Network]) -> None:
     for stepwise, rows, frames in ((False, 4, 2), (True, 3, 1)):
         plan = Schedule(net, stepwise=stepwise)
         assert plan.words == rows * 16 + frames * 16 * 8
-        (product,) = plan.products
-        keys, target = plan.tensors[plan.tensor(synapse.keys)], plan.tensors[product.target]
+        ((_, _, product),) = plan.products
+        keys, target = plan.tensors[plan.tensor(synapse.keys)], plan.tensors[product]
         assert (keys.dies, target.dies) == (target.born, target.born + 1)
     plan = Schedule(at_the_edge())
     assert plan.tensors[plan.tensor("shared")].offset == plan.tensors[plan.tensor("few")].offset

@@ -218,9 +218,8 @@ def arrays(folder: Path) -> Subject:
             shutil.copy(folder / "test.npz", temporary)
             shutil.copy(path, Path(temporary) / "train.npz")
             data = load_own(temporary)
-        part: Any = data.train
-        pixels = part.images if hasattr(part, "images") else part.frames
-        return f"{np.bincount(pixels.ravel(), minlength=256).tolist()} {np.bincount(part.labels).tolist()}"
+        pixels, labels = data.train.images, data.train.labels
+        return f"{np.bincount(pixels.ravel(), minlength=256).tolist()} {np.bincount(labels).tolist()}"
 
     return Subject(".npz", _packed(headers), mutate, read)
 

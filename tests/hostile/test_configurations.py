@@ -21,13 +21,34 @@ DEEP = "lie more than 32 deep in each other"
         ("[a" + ".a" * 5_000 + "]", DEEP),
         ("a = " + "[" * 5_000 + "]" * 5_000, DEEP),
         ("a = " + "{b=" * 5_000 + "1" + "}" * 5_000, DEEP),
+        ("a = {b" + ".b" * 50_000 + " = 1}", DEEP),
+        ("a = {b = 1, 'b'" + ' . "b"' * 32 + " = 1}", DEEP),
+        ("a = " + f"{{b{'.b' * 31} = " * 31 + "1" + "}" * 31, DEEP),
+        (
+            '\\"' * 2**18,
+            "is not valid TOML: Invalid statement",
+        ),  # quotes that end no string: each was looked for to the end
         ("seed = " + "1" * 5_000, "is not valid TOML: Exceeds the limit"),
         (f"seed = {2**63}", "seed must be an integer of 64 bits, got 9223372036854775808"),
         ("[train]\nx = [1, [-99999999999999999999]]", "train.x must be an integer of 64 bits, got -999"),
         ("seed = 1\nseed = 2", "is not valid TOML: Cannot overwrite a value"),
         ("# " + "x" * 2**20, "is too large: at most 1,024 KiB are read"),
     ],
-    ids=["key", "table", "lists", "tables", "digits", "integer", "inner", "twice", "size"],
+    ids=[
+        "key",
+        "table",
+        "lists",
+        "tables",
+        "inline",
+        "spaced",
+        "together",
+        "quotes",
+        "digits",
+        "integer",
+        "inner",
+        "twice",
+        "size",
+    ],
 )
 def test_limits(text: str, message: str, tmp_path: Path, call: Call) -> None:
     path = tmp_path / "hostile.toml"
@@ -41,6 +62,14 @@ def test_brackets_and_dots_inside_strings_and_comments_count_nothing() -> None:
     tree = toml.parsed(text)
     assert list(tree) == ["a", "b", f"x{dots}", "c"]
     assert toml.parsed("a = [[1, 2], [3]]\n[b.c]\nd = 0.5\n") == {"a": [[1, 2], [3]], "b": {"c": {"d": 0.5}}}
+
+
+def test_numbers_are_no_dotted_keys() -> None:
+    rows = [0.5] * 100
+    assert toml.parsed(f"a = [\n{', '.join(map(str, rows))},\n]\nb = {{c.d = 0.5}}\n") == {
+        "a": rows,
+        "b": {"c": {"d": 0.5}},
+    }
 
 
 def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:

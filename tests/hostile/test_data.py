@@ -18,7 +18,7 @@ from lbq.config import Config
 from lbq.counting import analysis, technology
 from lbq.data import arrays, shards, user_arrays
 from lbq.data.cifar import load_cifar10
-from lbq.data.folder import load_eval
+from lbq.data.image_files import load_eval
 from lbq.data.testset import open_arrays
 from lbq.data.user_arrays import load_own
 from lbq.errors import DataError, LbqError

@@ -49,7 +49,7 @@ def both(x: Tensor, constants: Constants, rule: Rule, seed: int = 0, state: Burs
     leaves = [v for v in (x, *constants) if isinstance(v, Tensor) and v.requires_grad]
     expected, end = burst_sequence(x, constants, rule, state)
     if state is None:
-        found = kernel.burst_sequence(x, constants, rule)
+        found = kernel.burst(x, constants, rule)
     else:
         found, after = kernel.burst_chunk(x, constants, rule, state)
         assert end is not None
@@ -113,7 +113,7 @@ def test_levels_at_thresholds_and_one_ulp_beside(isa: str, rounding: Any, reset:
     for decayed, surrogate in itertools.product((True, False), ("relsg_et", "box", "box_et", "rectangular", "clip")):
         rule = Rule(5, SURROGATES[surrogate], rounding, reset, decayed)
         expected, _ = burst_sequence(x, numbers(step), rule)
-        assert torch.equal(kernel.burst_sequence(x, numbers(step), rule), expected)
+        assert torch.equal(kernel.burst(x, numbers(step), rule), expected)
         small = x[..., :-2].detach().clone().requires_grad_()
         both(small, numbers(step), rule)
 
@@ -126,9 +126,9 @@ def test_infinite_and_missing_numbers(isa: str, rounding: Any) -> None:
     for reset, surrogate in itertools.product(kernel.RESETS, SURROGATES):
         rule = Rule(3, SURROGATES[surrogate], rounding, reset)
         expected, _ = burst_sequence(x, numbers(), rule)
-        torch.testing.assert_close(kernel.burst_sequence(x, numbers(), rule), expected, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(kernel.burst(x, numbers(), rule), expected, rtol=0, atol=0, equal_nan=True)
     leaf = x.clone().requires_grad_()
-    out = kernel.burst_sequence(leaf, numbers(), Rule(3, SURROGATES["relsg_et"], rounding))
+    out = kernel.burst(leaf, numbers(), Rule(3, SURROGATES["relsg_et"], rounding))
     (grad,) = torch.autograd.grad(out.sum(), leaf)
     assert grad[0, 0, 0].isnan()  # and a NaN spoils the gradient where it came from
     assert grad[:, 0, 1:3].nan_to_num(nan=9.0).abs().max() <= 9
@@ -173,7 +173,7 @@ def test_layouts(isa: str, layout: str, steps: str, size: tuple[int, int]) -> No
         "per_channel": numbers(each.clone().requires_grad_()),
         "both": numbers(each.clone().requires_grad_(), learned(0.7)),
     }[steps]
-    out = kernel.burst_sequence(x, constants, Rule(5, SURROGATES["relsg_et"]))
+    out = kernel.burst(x, constants, Rule(5, SURROGATES["relsg_et"]))
     assert out.stride(0) == x[0].numel()
     if layout in ("contiguous", "channels_last", "transposed", "batch_inside"):
         assert out.stride() == x.stride()
@@ -198,7 +198,7 @@ def test_a_time_step_shown_at_every_timestep_is_not_copied(monkeypatch: pytest.M
 
 
 def gradients(x: Tensor, constants: Constants, rule: Rule) -> list[Tensor]:
-    out = kernel.burst_sequence(x, constants, rule)
+    out = kernel.burst(x, constants, rule)
     leaves = [v for v in (x, *constants) if isinstance(v, Tensor) and v.requires_grad]
     return [out, *torch.autograd.grad(out, leaves, torch.linspace(-1, 1, out.numel()).reshape(out.shape))]
 
@@ -227,7 +227,7 @@ def test_sums_over_many_neurons_are_exact_to_rounding() -> None:
     """A sum of two million float32 terms of one sign, where plain float32 addition loses digits."""
     x = torch.full((2, 1 << 20), 0.55, requires_grad=True)
     step = learned(0.5)
-    out = kernel.burst_sequence(x, Constants(step, torch.tensor(0.5), 0.0, 1.0), Rule(5, SURROGATES["clip"]))
+    out = kernel.burst(x, Constants(step, torch.tensor(0.5), 0.0, 1.0), Rule(5, SURROGATES["clip"]))
     (grad,) = torch.autograd.grad(out.sum(), step)
     slope = torch.tensor(0.55) / torch.tensor(0.5)
     assert grad.item() == pytest.approx(float(2 * (1 << 20) * (1 - slope.double())), rel=1e-6)
@@ -371,7 +371,7 @@ def test_what_it_leaves_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> Non
     assert choose("cpu").kernel == "reference"
     assert "switched off" in choose("cpu").reason
     with pytest.raises(LbqError, match="needs the native library: switched off"):
-        kernel.burst_sequence(x, c, rule)
+        kernel.burst(x, c, rule)
 
 
 # Loading

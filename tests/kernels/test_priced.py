@@ -136,7 +136,7 @@ def test_native_kernel_equals_the_reference(isa: str, rounding: Any) -> None:
     resets = itertools.product(cpu.RESETS, (True, False), (True, False), ("relsg_et", "triangle"), (None, 0.7))
     for reset, decayed, detached, surrogate, scale in resets:
         rule = Rule(3, SURROGATES[surrogate], rounding, reset, decayed, True, detached)
-        both(cpu.priced_sequence, currents((3, 5, 3, 3)), numbers(scale=scale), rule)
+        both(cpu.burst_priced, currents((3, 5, 3, 3)), numbers(scale=scale), rule)
 
 
 @needs_library
@@ -145,7 +145,7 @@ def test_native_kernel_equals_the_reference(isa: str, rounding: Any) -> None:
 def test_native_kernel_in_every_layout(isa: str, shape: tuple[int, ...], by_channel: bool) -> None:
     """Long runs with one step, rows in which every neighbour has another, and last columns that are not full."""
     steps = torch.linspace(0.2, 0.7, shape[2]).reshape(-1, *[1] * (len(shape) - 3))
-    both(cpu.priced_sequence, currents(shape), numbers(steps if by_channel else 0.37), RULES["burst"])
+    both(cpu.burst_priced, currents(shape), numbers(steps if by_channel else 0.37), RULES["burst"])
 
 
 def neurons() -> dict[str, SpikingNeuron]:

@@ -154,7 +154,7 @@ def test_what_is_no_neurons_output_any_more(between: Callable[[Tensor], Tensor])
     found = lbq.statistics(Two(between), [batch(2, 5, 4)])
     assert not found.synapses
     assert found.others["fc"] > 0
-    assert "not counted, for they read something else: fc (" in str(found)
+    assert "not counted, because they read something else: fc (" in str(found)
 
 
 class Apart(Two):

@@ -56,6 +56,11 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
     "a plain CNN": (cnn, IMAGES, 2),
     "Sequential": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Dropout(), BurstNeuron()), IMAGES, 1),
     "a pool": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU(), nn.MaxPool2d(2), BurstNeuron()), IMAGES, 1),
+    "one pool": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), BurstNeuron()), IMAGES, 1),
+    "means": (lambda: Functional(lambda m, x: m.sn(m.conv(x).mean((2, 3))), **conv_layers()), IMAGES, 1),
+    "joined": (lambda: Functional(lambda m, x: m.sn(torch.cat([m.conv(x)] * 2, -3)), **conv_layers()), IMAGES, 1),
+    "a part": (lambda: Functional(lambda m, x: m.sn(m.conv(x)[:, 2:]), **conv_layers()), IMAGES, 1),
+    "larger": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Upsample(scale_factor=2), BurstNeuron()), IMAGES, 1),
     "flat": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), BurstNeuron()), IMAGES, 1),
     "a perceptron": (lambda: nn.Sequential(nn.Linear(8, 8), BurstNeuron(), nn.Linear(8, 4), BurstNeuron()), IMAGES[0, 0], 2),
     "BatchNorm1d": (lambda: nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), BurstNeuron()), IMAGES[0, 0], 1),
@@ -108,6 +113,14 @@ def by_hand(m: Any, x: Tensor) -> Tensor:
     return m.sn(y.view(2, -1, *y.shape[1:]))
 
 
+def joined(m: Any, x: Tensor) -> Tensor:
+    return m.sn(torch.cat([m.conv(x)[None]] * 2, -5))
+
+
+def frame_means(m: Any, x: Tensor) -> Tensor:
+    return m.sn(m.conv(x).unflatten(0, (2, -1)).mean((-2, -1)))
+
+
 def behind(m: Any, x: Tensor) -> Tensor:
     """Time is the last axis of a convolution's output."""
     return m.sn(m.conv(x.flatten(2)).permute(2, 0, 1))
@@ -125,6 +138,8 @@ RIGHT: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "stacked": (lambda: Functional(stacked, **conv_layers()), IMAGES),
     "by hand": (lambda: Functional(by_hand, **conv_layers()), IMAGES),
     "one image by hand": (lambda: Functional(by_hand, **conv_layers()), IMAGES[:1]),
+    "joined in time": (lambda: Functional(joined, **conv_layers()), IMAGES),
+    "means of frames": (lambda: Functional(frame_means, **conv_layers()), IMAGES),
     "time behind": (lambda: Functional(behind, **conv_layers(conv=nn.Conv1d(3, 8, 3))), IMAGES),
     "signals": (
         lambda: Functional(

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from lbq.config import Config
 from lbq.counting.analysis import Analysis
 from lbq.counting.costs import costs
 from lbq.counting.measurement import account_from
@@ -30,6 +31,7 @@ from lbq.report.tables import all_tables
 from lbq.results import paper
 from lbq.results.gather import gather
 from lbq.results.result import Gathered, Group, Result
+from lbq.runs import records
 from lbq.runs.records import read
 from tests.support.commands import Call
 from tests.support.paths import ROOT
@@ -56,7 +58,7 @@ def on_cifar(gathered: Gathered) -> Gathered:
 
 
 def test_published_rows_are_there_for_the_datasets_of_our_runs_alone(gathered: Gathered) -> None:
-    assert not any(table.has_published for table in all_tables(gathered))
+    assert not any(table.has("published") for table in all_tables(gathered))
     alone = render(gathered)
     assert not any(text in alone for text in ('id="published"', "GLIF", "Ternary Spike", "CIFAR-10", "accuracy-energy"))
     datasets = ("cifar10", "cifar100", "imagenet", "cifar10_dvs", "dvs_gesture")
@@ -117,6 +119,22 @@ def test_the_best_is_chosen_by_what_was_held_out_where_all_have_it() -> None:
     for dataset in ("CIFAR-10", "CIFAR-100"):
         assert f"of the test images of {dataset} right" in page
     assert "highest of" not in page
+
+
+def test_runs_on_a_part_of_a_dataset_are_kept_apart_from_the_whole() -> None:
+    config = Config.from_dict({"data": {"name": "cifar10", "limit": 200, "root": "x"}})
+    part = of_cifar(dataset=records.dataset_of(config), test_accuracy=99.9)
+    assert "so many samples" not in markdown([by_id(Gathered([part, of_cifar()]))["runs"]])
+    part.record["config"] = config.to_dict()
+    tables = by_id(Gathered([part, of_cifar()]))
+    assert [row.cells[1].text for row in tables["runs"].rows] == ["CIFAR-10, 200 samples", "CIFAR-10"]
+    assert "A dataset of so many samples: that many train and that many test" in markdown([tables["runs"]])
+    for table in ("table2-cifar-10", "table5-ablation"):
+        text = markdown([tables[table]])
+        assert "95.50 (1 seed)" in text
+        assert "99.90" not in text
+    page = render(Gathered([part]))
+    assert "of the test images of CIFAR-10, 200 samples right" in page
 
 
 def test_what_is_not_finished_is_apart(gathered: Gathered) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from numpy.typing import NDArray
 
+from lbq.data.dataset import Inputs
 from lbq.errors import DataError
 
 QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -24,6 +26,12 @@ def real(name: str) -> Path:
     if not os.environ.get("LBQ_DATA") or not path.is_dir():
         pytest.skip(f"set LBQ_DATA to a folder that holds {name} to test on real data")
     return path
+
+
+def normalised_by(inputs: Inputs, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Images as a network sees them: `(pixels / scale - mean) / std`."""
+    mean, std = (np.array(v, np.float32)[:, None, None] for v in (inputs.mean, inputs.std))
+    return (images.astype(np.float32) / np.float32(inputs.scale) - mean) / std
 
 
 @contextlib.contextmanager

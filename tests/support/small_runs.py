@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from lbq import models
 from lbq.batches.sources import ImageSource
 from lbq.config import Config
 from lbq.data import digits
-from lbq.data.dataset import Dataset
+from lbq.data.dataset import Dataset, Samples
 from lbq.data.digits import load_digits
 from lbq.models import BurstNet
 from lbq.models.resnet import ResNet
@@ -51,8 +50,8 @@ def small_digits(train: int = 50, test: int = 31) -> Dataset:
     """The first digits; the sizes are no multiples of a batch."""
     whole = load_digits()
     parts = ((whole.train, train), (whole.test, test))
-    some = [replace(part, images=part.images[:count], labels=part.labels[:count]) for part, count in parts]
-    return Dataset("digits", some[0], some[1], whole.source)
+    some = [Samples(part.images[:count], part.labels[:count]) for part, count in parts]
+    return Dataset(whole.inputs, some[0], some[1], whole.source)
 
 
 def trainer(settings: Config, **options: Any) -> Trainer:

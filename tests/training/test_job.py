@@ -32,7 +32,7 @@ from lbq.kernels import dispatch
 from lbq.kernels.reference import burst_sequence
 from lbq.measuring.measure import measure
 from lbq.native.choose import choose
-from lbq.neuron import BurstNeuron, LadderNeuron
+from lbq.neuron import BurstNeuron, LadderNeuron, Ternary
 from lbq.runs import checkpoint, records, run_folder
 from lbq.system import files
 from lbq.training import evaluation, job, optim
@@ -538,6 +538,7 @@ def test_the_kernel_that_is_named_is_the_one_that_runs(monkeypatch: pytest.Monke
     """What the chosen kernel cannot compute goes to the reference, and plan and result say so."""
     chosen = choose("cpu").kernel
     long = BurstNeuron().kernel(4), BurstNeuron().kernel(4, torch.float64), LadderNeuron([0.5, 2]).kernel(4)
+    assert BurstNeuron(channels=3).kernel(4) == Ternary(channels=3).kernel(4) == chosen  # a step for each channel
     assert long == (chosen, "reference", "reference")
     seen: list[str] = []
 

@@ -29,6 +29,7 @@ from lbq.training import job
 from lbq.training import trainer as train
 from lbq.training.position import EpochRecord
 from tests.support import small_runs
+from tests.support.reading import normalised_by
 from tests.support.small_runs import Silent
 
 SMALL: dict[str, Any] = {
@@ -114,7 +115,7 @@ def test_digits_are_the_real_ones() -> None:
     assert np.bincount(np.concatenate([data.train.labels, data.test.labels])).tolist() == [
         178, 182, 177, 183, 181, 182, 181, 179, 174, 180,
     ]  # fmt: skip
-    pixels = data.train.normalised()
+    pixels = normalised_by(data.inputs, data.train.images)
     assert pixels.dtype == np.float32
     assert pixels.mean() == pytest.approx(0, abs=1e-5)
     assert pixels.std() == pytest.approx(1, abs=1e-5)
@@ -129,7 +130,7 @@ def test_source_gives_what_the_dataset_holds() -> None:
     x = torch.cat([x for x, _ in source.eval_batches("test")])
     y = torch.cat([y for _, y in source.eval_batches("test")])
     data = load_digits()
-    np.testing.assert_allclose(x.numpy(), data.test.normalised(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(x.numpy(), normalised_by(data.inputs, data.test.images), rtol=1e-5, atol=1e-6)
     assert np.array_equal(y.numpy(), data.test.labels)
     halves = [torch.cat([y for _, y in source.eval_batches("test", rank, 2)]) for rank in (0, 1)]
     assert sorted(torch.cat(halves).tolist()) == sorted(y.tolist())

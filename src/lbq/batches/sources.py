@@ -11,6 +11,7 @@ import signal
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,15 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lbq.batches.event_augment import SPIKFORMER, EventAugment
+from lbq.batches.event_augment import EventAugment
 from lbq.batches.policies import ImageAugment
 from lbq.batches.random import key
 from lbq.config import Config
 from lbq.data.dataset import Dataset, Inputs
-from lbq.data.events.datasets import EventData
-from lbq.data.folder import FolderSplit, load_eval, load_train
-from lbq.data.shards import ShardSplit
-from lbq.data.testset import EVAL_RATIO, FILES, IMAGENET_MEAN, IMAGENET_STD, load_whole, scan_files
+from lbq.data.image_files import FileSplit, load_eval, load_train
+from lbq.data.testset import EVAL_RATIO, FILES, file_inputs, load_whole, scan_files
 from lbq.errors import ConfigError, DataError
 from lbq.native import cpus
 from lbq.system.signals import STOPS
@@ -53,9 +52,7 @@ def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
     if d.name in FILES:
         return FolderSource(config, device)
     data = load_whole(d.name, d.root, config.model.timesteps, d.size, d.frames, d.window_ms)
-    if isinstance(data, EventData):
-        return EventSource(config, data, device)
-    return ImageSource(config, data, device)
+    return (ImageSource if data.inputs.static else EventSource)(config, data, device)
 
 
 def held_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -161,23 +158,20 @@ class ImageSource(Source):
     """Images as uint8 on the device; augmentation and normalisation happen there."""
 
     def __init__(self, config: Config, dataset: Dataset, device: torch.device) -> None:
-        a, train, test = config.augment, dataset.train, dataset.test
-        channels, height, width = train.images.shape[1:]
+        a, name, (_, height, width) = config.augment, dataset.inputs.name, dataset.inputs.shape
         if max(a.crop, a.shift) > height // 2:
-            raise ConfigError(f"augment.crop and augment.shift must be at most {height // 2} for {dataset.name}")
-        _check_cutout(a.cutout, min(height, width), dataset.name)
+            raise ConfigError(f"augment.crop and augment.shift must be at most {height // 2} for {name}")
+        _check_cutout(a.cutout, min(height, width), name)
         if a.crop and a.shift:
             raise ConfigError("augment.crop and augment.shift exclude each other: set one of them to 0")
         if a.events:
             raise ConfigError(
-                f"augment.events is for event frames, and {dataset.name} holds images: set augment.events=false, or give frames"
+                f"augment.events is for event frames, and {name} holds images: set augment.events=false, or give frames"
             )
         if config.data.size not in (0, height):
-            raise ConfigError(f"data.size must be 0 or {height} for {dataset.name}, got {config.data.size}")
-        shape = (channels, height, width)
-        inputs = Inputs(dataset.name, shape, True, train.classes, train.mean, train.std, train.scale)
-        about = {"dataset": dataset.name, "source": dataset.source, "sha256": dataset.checksum}
-        super().__init__(config, device, inputs, len(train), len(test), about)
+            raise ConfigError(f"data.size must be 0 or {height} for {name}, got {config.data.size}")
+        about = {"dataset": name, "source": dataset.source, "sha256": dataset.checksum}
+        super().__init__(config, device, dataset.inputs, len(dataset.train), len(dataset.test), about)
         self.dataset = dataset
 
         def on_device(array: NDArray[Any]) -> Tensor:
@@ -186,8 +180,8 @@ class ImageSource(Source):
                 return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
         self.parts = {
-            "train": (on_device(train.images), on_device(train.labels)),
-            "test": (on_device(test.images), on_device(test.labels)),
+            "train": (on_device(dataset.train.images), on_device(dataset.train.labels)),
+            "test": (on_device(dataset.test.images), on_device(dataset.test.labels)),
         }
 
     def _load(self, split: Split, batches: Numbers, _: Crops) -> Iterator[Loaded]:
@@ -200,9 +194,9 @@ class ImageSource(Source):
 class EventSource(Source):
     """Event frames, from the cache of decoded recordings or from arrays; counts, not normalised."""
 
-    def __init__(self, config: Config, data: EventData, device: torch.device) -> None:
+    def __init__(self, config: Config, data: Dataset, device: torch.device) -> None:
         d, a = config.data, config.augment
-        timesteps, channels, height, width = data.train.frames.shape[1:]
+        timesteps, _, height, _ = data.train.images.shape[1:]
         if timesteps != config.model.timesteps:
             raise ConfigError(f"model.timesteps must be {timesteps}, the frames of a sample in {data.source}")
         if d.size not in (0, height):
@@ -221,23 +215,22 @@ class EventSource(Source):
             raise ConfigError(
                 f"data.holdout: {d.name} has several samples of each recording, which would lie on both sides: leave it at 0"
             )
-        inputs = Inputs(d.name, (int(channels), int(height), int(width)), False, data.classes)
         labels = fingerprint(data.train.labels, data.test.labels)
-        about = {"dataset": data.name, "source": data.source, "split": data.split, "labels": labels}
+        about = {"dataset": data.inputs.name, "source": data.source, "split": data.split, "labels": labels}
         about |= {"sha256": data.checksum} if data.checksum else {}
+        inputs = replace(data.inputs, name=d.name)
         super().__init__(config, device, inputs, len(data.train), len(data.test), about)
         self.data = data
         # Only users know whether a mirrored frame of their arrays keeps its label: `flip` says so.
         flip = a.flip if d.name == USER_ARRAYS else a.events and d.name not in MIRRORED_IS_ANOTHER
         self.augment = None
         if a.events or flip:
-            choices = SPIKFORMER if a.events else ("none",)
-            self.augment = EventAugment(flip=0.5 if flip else 0.0, choices=choices, plain_from=config.plain_from)
+            self.augment = EventAugment(0.5 if flip else 0.0, config.plain_from if a.events else 0)
 
     def _load(self, split: Split, batches: Numbers, _: Crops) -> Iterator[Loaded]:
         data = self.data.train if split == "train" else self.data.test
         for numbers in batches:
-            arrays = (np.ascontiguousarray(data.frames[numbers]), data.labels[numbers], numbers)
+            arrays = (np.ascontiguousarray(data.images[numbers]), data.labels[numbers], numbers)
             x, y, chosen = (torch.from_numpy(array).to(self.device) for array in arrays)
             yield x.transpose(0, 1).float(), y, chosen
 
@@ -245,7 +238,7 @@ class EventSource(Source):
 class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
     """Image files decoded, cropped and scaled in worker processes."""
 
-    def __init__(self, split: FolderSplit | ShardSplit, size: int, crops: Crops) -> None:
+    def __init__(self, split: FileSplit, size: int, crops: Crops) -> None:
         self.split, self.size, self.crops = split, size, crops
 
     def __getitem__(self, number: int) -> tuple[Tensor, int, int]:
@@ -277,11 +270,11 @@ class FolderSource(Source):
         index = scan_files(d.name, d.root)
         self.index, self.workers, self.side = index, d.workers, d.size or 224
         _check_cutout(a.cutout, self.side, d.name)
-        shape = (3, self.side, self.side)
-        inputs = Inputs(d.name, shape, True, tuple(index.classes), IMAGENET_MEAN, IMAGENET_STD)
         counts, labels = f"{len(index.train)} + {len(index.test)}", fingerprint(index.train.labels, index.test.labels)
         about = {"dataset": d.name, "source": str(index.root), "images": counts, "labels": labels}
-        super().__init__(config, device, inputs, len(index.train), len(index.test), about)
+        super().__init__(
+            config, device, file_inputs(d.name, index, self.side), len(index.train), len(index.test), about
+        )
 
     def _load(self, split: Split, batches: Numbers, crops: Crops) -> Iterator[Loaded]:
         loader = torch.utils.data.DataLoader(

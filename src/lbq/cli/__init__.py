@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -87,9 +87,11 @@ def _run(arguments: list[str] | None) -> None:
             sys.exit(2)
         if "No such option: --import" in describe():
             fail("--import stands before the command: lbq --import FILE COMMAND ...")
-        if "No such command" in describe():
-            fail(f"{describe()} Commands: {', '.join((*COMMANDS, 'models'))} (see lbq --help)")
-        fail(f"{describe()} (see lbq --help)")
+        context: Any = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "lbq"
+        if "No such command" in describe() and context is not None:
+            fail(f"{describe()} Commands: {', '.join(context.command.list_commands(context))} (see {command} --help)")
+        fail(f"{describe()} (see {command} --help)")
     if status == 130:  # the option parser turns a keyboard interrupt into this
         fail("interrupted", 130)
     sys.exit(status if isinstance(status, int) else 0)

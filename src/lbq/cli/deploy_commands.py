@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,7 @@ def deploy(
     ] = False,
     timesteps: Annotated[int | None, typer.Option(min=1, help="Timesteps; default those of training.")] = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Prove sums for frames that never end too, for lbq watch and c-step.")
+        bool, typer.Option("--stream", help="Also prove bounds for frames without end, for lbq watch and c-step.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -60,6 +61,10 @@ def deploy(
         if out.resolve() == resolve(run).resolve():
             raise LbqError(f"-o {out} is the network itself, which it would replace: give another name")
         network, remark = deployed.over(timesteps), None
+        if deployed.network.exits is not None and network.network.exits is None:
+            remark = (
+                f"its margins to stop early were for {deployed.network.timesteps} timesteps: lbq exits chooses others"
+            )
     else:
         from lbq.deploy import deploy_run
         from lbq.runs.run_folder import load_config
@@ -164,19 +169,19 @@ def _energy(net: Network, test: TestSet, ways: dict[str, Any], threads: int | No
     """What the machine's counter says of an image, or why there is none."""
     from lbq.counting.energy import measure_energy
     from lbq.engine import cuda
-    from lbq.engine.meters import NoMeter, meter_for
+    from lbq.engine.cuda.meter import CardMeter
+    from lbq.engine.meters import NoMeter, PackageMeter
 
     x, _ = next(iter(test.batches(ENERGY_BATCH)))
     engine = ways["engine"]
     on_card = engine == "cuda" or (engine == "auto" and cuda.available() and test.size >= cuda.LEAST_IMAGES)
     options = {"threads": threads, "backend": ways["backend"], "exit": ways["exit"]}
     try:
-        measured = measure_energy(
-            lambda: len(net.run(x, engine, **options).logits), meter_for("cuda" if on_card else engine)
-        )
+        meter = CardMeter() if on_card else PackageMeter()
+        measured = measure_energy(lambda: len(net.run(x, engine, **options).logits), meter)
     except NoMeter as error:
         return {"text": f"measured energy: not available here ({error}); `lbq account` models it"}
-    return {**measured.to_dict(), "text": str(measured)}
+    return {**asdict(measured), "text": str(measured)}
 
 
 def exits(
@@ -244,9 +249,9 @@ def export(
     format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with its state; web, wasm; nir.")] = "c",
     name: Annotated[str, typer.Option(help="For c, c-step, wasm: what names of functions and files begin with.")] = "model",
     target: Annotated[str | None, typer.Option(help="For c, c-step: cortex-m, a whole project for a microcontroller.")] = None,
-    window: Annotated[int | None, typer.Option(min=1, help="For c-step: logits of so many latest frames; default T.")] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="For c-step: logits of this many latest frames; default T.")] = None,
     reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
-    accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: also what fires at U = threshold.")] = False,
+    accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: neurons may fire at U = threshold.")] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Write a network in another form, for other programs: deployed ones give the same integers, bit for bit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,7 +128,7 @@ def _account_with_exits(
     net, test, _ = _open_deployed(model, data)
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
         measured = measure_exits(net, test, None, limit, progress.advance)
-    print_result(as_json, measured.to_dict(), lambda: render.render_exits(measured))
+    print_result(as_json, asdict(measured), lambda: render.render_exits(measured))
 
 
 def _account_of_the_paper(prices: Technology, as_json: bool) -> None:
@@ -223,7 +224,7 @@ def report(
     technology: Constants = None,
     as_json: Json = False,
 ) -> None:
-    """Your results as one page that needs no network, beside the paper's on the same dataset; or as tables for a paper."""
+    """Your results as one page that opens offline, beside the paper's on the same dataset; or as tables for a paper."""
     from lbq.report.output import SUFFIXES, make
 
     if format not in SUFFIXES:

@@ -204,10 +204,6 @@ def _render_costs(measured: Measurement, costs: Costs) -> None:
     make_console().print(f"prices: {costs.technology.credit()}")
 
 
-def _decimals(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
-
-
 def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> None:
     from lbq.counting.analysis import GOLDEN, NO_TEST_SET
 
@@ -228,7 +224,7 @@ def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> No
     print_table(
         f"Layers over {whole} {analysis.images:,} {inputs}{NOISE * noise}{accuracy}",
         columns,
-        [[row["layer"], *(_decimals(row.get(key)) for key in columns[1:])] for row in rows],
+        [[row["layer"], *("" if (x := row.get(key)) is None else f"{x:.4f}" for key in columns[1:])] for row in rows],
     )
     console.print("columns as in layers.csv; p1, p2, ...: P(k | k > 0)")
     if analysis.golden:
@@ -308,7 +304,7 @@ def render_evaluation(evaluation: Evaluation) -> None:
         )
     if evaluation.engine == "auto":
         console.print(
-            "why: set bits for each level, against how many at which lists and dense take equally long; for pairs, how much "
+            "why: the mean set bits of a level, and how many make the dense kernel as fast as adding; for pairs, how much "
             "faster they are than planes."
         )
     accuracy = "" if evaluation.accuracy is None else f"accuracy {evaluation.accuracy:.2f} % on {images}; "
@@ -319,7 +315,7 @@ def render_evaluation(evaluation: Evaluation) -> None:
     )
     if evaluation.stopped:
         stops = ", ".join(f"{count:,} after {t}" for t, count in enumerate(evaluation.stopped, 1))
-        console.print(f"images stopped after so many timesteps: {stops}; those that went on began again")
+        console.print(f"images stopped: {stops} timesteps; those that went on began again")
     if evaluation.against is not None:
         console.print(
             f"{evaluation.differing:,} of {evaluation.compared:,} levels and logits differ from those of engine "

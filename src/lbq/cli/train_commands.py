@@ -6,7 +6,7 @@ import functools
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from lbq.cli import render
 from lbq.cli.options import Changes, Device, Json, data_of_a_run, fail, print_json, print_result, start
 from lbq.cli.progress import CountProgress, DemoProgress, TrainProgress
 from lbq.errors import LbqError, Stopped
-
-if TYPE_CHECKING:
-    from lbq.data.dataset import Dataset
 
 
 def demo(
@@ -48,8 +45,10 @@ def train(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Run folder; default runs/FOLDER-NAME-sSEED.")] = None,
     resume: Annotated[str, typer.Option(help="auto: continue what the folder holds; never: refuse it.")] = "never",
     device: Device = None,
-    compile: Annotated[bool, typer.Option("--compile", help="train.compile=true")] = False,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="train.deterministic=true")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="The same as train.compile=true.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same as train.deterministic=true.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a configuration. Under torchrun (torchrun --nproc-per-node=N -m lbq train ...) on several processes."""
@@ -198,7 +197,7 @@ def data(
     with CountProgress(name, None, of_bytes=True) as download:
         prepare = cifar.prepare_cifar if name in cifar.SPECS else idx.prepare_idx
         path = prepare(name, root, source, download.received)
-    loaded = cast("Dataset", load_whole(name, root))
+    loaded = load_whole(name, root)
     facts = {"path": str(path), "train": len(loaded.train), "test": len(loaded.test), "sha256": loaded.checksum}
     text = f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, verified"
     print_result(as_json, facts, lambda: render.print_line(text))

@@ -27,12 +27,12 @@ SHOWN_CLASSES = 5
 def watch(
     files: Annotated[list[Path], typer.Argument(metavar="[FILE] MODEL", help="A recording, and a deployed network.")],
     udp: Annotated[int | None, typer.Option(min=0, max=65535, help="Read events from this local port; 0: a free one.")] = None,
-    frame_ms: Annotated[float | None, typer.Option(help="Milliseconds of a frame; known of dvs_objects.")] = None,
-    window: Annotated[int | None, typer.Option(min=1, help="Decide by so many of the latest frames; default T.")] = None,
-    restart: Annotated[int | None, typer.Option(min=1, help="Begin anew after so many frames; needed without a leak.")] = None,
+    frame_ms: Annotated[float | None, typer.Option(help="Milliseconds of a frame; of dvs_objects: as trained.")] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="Decide by this many of the latest frames; default T.")] = None,
+    restart: Annotated[int | None, typer.Option(min=1, help="Restart after this many frames; needed without a leak.")] = None,
     sensor: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT, where the recording does not say, and for --udp.")] = None,
-    speed: Annotated[float, typer.Option(help="Play a recording so many times as fast.")] = 1.0,
-    frames: Annotated[int | None, typer.Option(min=1, help="Stop after so many frames.")] = None,
+    speed: Annotated[float, typer.Option(help="Play a recording this many times as fast.")] = 1.0,
+    frames: Annotated[int | None, typer.Option(min=1, help="Stop after this many frames.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Let a network watch an event camera's recording at its own speed, or events from a local socket, and say what it sees."""
@@ -81,11 +81,11 @@ def _frame_us(network: IntegerNetwork, frame_ms: float | None) -> int:
     if network.static or network.input_shape[0] != 2:
         shape = "x".join(map(str, network.input_shape))
         raise LbqError(
-            f"the network reads {'images' if network.static else 'frames'} of {shape}, not events in two polarities"
+            f"the network reads {'images' if network.static else 'frames'} of {shape}, not events in two polarities: give one "
+            "that was trained on event frames, docs/tutorials/watch.md"
         )
-    data = network.facts.get("data")
-    if frame_ms is None and isinstance(data, dict) and data.get("name") == "dvs_objects":
-        window_ms: Any = data.get("window_ms")  # a file says so: it may be anything
+    if frame_ms is None and network.dataset.get("name") == "dvs_objects":
+        window_ms: Any = network.dataset.get("window_ms")  # a file says so: it may be anything
         if type(window_ms) in (int, float) and 0.001 * network.timesteps <= window_ms <= 1e6 * network.timesteps:
             frame_ms = window_ms / network.timesteps
     if frame_ms is None:
@@ -152,10 +152,12 @@ class View:
         now = f"{self.frames * self.frame_us / 1e6:9.3f} s"
         lag = f"BEHIND by {1000 * late_s:.0f} ms" if behind else ""
         if self.live is not None:
-            rows = [
-                f"{_bar(row['share'])} {100 * row['share']:5.1f} %  {row['class']}" for row in ranked[:SHOWN_CLASSES]
-            ]
-            self.live.update(_plain("\n".join([self.name, f"{now}  {best}  {lag}".rstrip(), *rows])))
+            from rich.text import Text
+
+            bars = [("#" * round(BAR_CHARACTERS * row["share"])).ljust(BAR_CHARACTERS) for row in ranked]
+            rows = [f"{bar} {100 * row['share']:5.1f} %  {row['class']}" for bar, row in zip(bars, ranked, strict=True)]
+            lines = [self.name, f"{now}  {best}  {lag}".rstrip(), *rows[:SHOWN_CLASSES]]
+            self.live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))
         elif not self.quiet and (best != self.last or behind != was_behind):
             print_line(f"{now}  {best}  {100 * ranked[0]['share']:.1f} %  {lag}".rstrip())
         self.last = best
@@ -186,13 +188,3 @@ class View:
             **counted,
             "text": text + (f"; {dropped}" if dropped else ""),
         }
-
-
-def _plain(text: str) -> Any:
-    from rich.text import Text
-
-    return Text(text, no_wrap=True, overflow="ellipsis")
-
-
-def _bar(share: float) -> str:
-    return ("#" * round(BAR_CHARACTERS * share)).ljust(BAR_CHARACTERS)

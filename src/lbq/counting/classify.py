@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.counting.inputs import lead_of, open_data, read_input
-from lbq.data.arrays import load_array
-from lbq.data.folder import EXTENSIONS
+from lbq.counting.inputs import lead_of, open_data, read_array, read_input
+from lbq.data.image_files import EXTENSIONS
 from lbq.engine.engine import Network
 from lbq.errors import DataError
-from lbq.graph import with_sides
 from lbq.graph.integer import IntegerNetwork
 
 BATCH = 64  # inputs that run together
@@ -42,20 +40,12 @@ def read_inputs(path: Path | str, network: IntegerNetwork) -> Iterator[Named]:
         for i in range(test.size):
             batch = test.read(i, i + 1)
             yield f"{path}[{i}]", batch[0] if network.static else batch[:, 0]
-    elif path.suffix == ".npy" and (several := _several(path, network)) is not None:
-        yield from ((f"{path}[{i}]", array) for i, array in enumerate(several))
+    elif path.suffix == ".npy":
+        array = read_array(path, network, several=True)
+        one = array.ndim == len(lead_of(network)) + len(network.input_shape)
+        yield from [(str(path), array)] if one else ((f"{path}[{i}]", x) for i, x in enumerate(array))
     else:
         yield str(path), read_input(path, network)
-
-
-def _several(path: Path, network: IntegerNetwork) -> NDArray[np.uint8] | None:
-    """The inputs of a .npy file with one axis more in front; None if it is no such file, which `read_input` then reads."""
-    lead, stored = lead_of(network), load_array(path)
-    array = with_sides(stored, network.input_shape, len(lead) + 1)
-    fits = array.dtype == np.uint8 and array.shape[1:] == (*lead, *network.input_shape)
-    if fits and array.size and int(array.max()) > network.input_max:
-        raise DataError(f"{path} has values up to {array.max()}, the network was trained on 0 to {network.input_max}")
-    return array if fits else None
 
 
 def classify(net: Network, paths: Iterable[Path | str], top: int | None = None) -> dict[str, list[dict[str, Any]]]:

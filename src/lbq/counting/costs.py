@@ -67,8 +67,8 @@ class BreakEven:
     @property
     def text(self) -> str:
         if self.density is None:
-            return "dearer at any density"
-        return "cheaper at any density" if self.density > self.most else f"{self.density:.3f}"
+            return "planes never cheaper"
+        return "planes always cheaper" if self.density > self.most else f"{self.density:.3f}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON has no infinity: it says null."""

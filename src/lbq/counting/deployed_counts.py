@@ -15,7 +15,6 @@ from lbq.counting.membranes import Membranes
 from lbq.counting.tally import Tallies
 from lbq.data.testset import TestSet
 from lbq.engine.engine import Network
-from lbq.errors import DataError
 from lbq.graph import INPUT
 from lbq.graph.integer import is_name
 from lbq.graph.levels import Integers
@@ -64,8 +63,6 @@ def measure(
                 correct += int((out.predictions == test.labels[which][chosen]).sum())
         count(INPUT, x[None] if network.static else x)
         images += size
-    if not images:
-        raise DataError(f"{test.name} has no samples to run")
     tallies = Tallies(network)
     for part in parts.values():
         tallies.add_counts(part.counts, 0)
@@ -94,11 +91,10 @@ def analyze(
 def facts_of(net: Network, test: TestSet, name: str) -> dict[str, Any]:
     """What identifies a deployed network, and what it is measured on, in files made from it."""
     stored = net.network.facts
-    data = stored.get("data")
     return {
         "kind": "artefact",
         "name": name,
-        "dataset": _name(data.get("name")) if isinstance(data, dict) else "",
+        "dataset": _name(net.network.dataset.get("name")),
         "model": _name(stored.get("model")),
         "variant": "deployed",
         "timesteps": net.network.timesteps,

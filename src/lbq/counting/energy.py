@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from lbq.engine.meters import Meter
 
@@ -29,9 +28,6 @@ class MeasuredEnergy:
     idle_watts: float
     gross: tuple[float, ...]
     net: tuple[float, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         def shown(values: tuple[float, ...]) -> str:

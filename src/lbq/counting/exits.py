@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lbq.counting.operations import Count, Counter, Mode
 from lbq.counting.tally import Tallies
-from lbq.data.dataset import Dataset
 from lbq.data.testset import EVENTS, FILES, TestSet, load_whole
+from lbq.engine import exits
 from lbq.engine.engine import Network
-from lbq.engine.exits import leads, some
+from lbq.engine.output import Output
 from lbq.errors import DataError, LbqError
 from lbq.graph.integer import IntegerNetwork
 
@@ -30,8 +29,7 @@ def calibration_images(
 
     A network fits its training images, and leads are larger on them than on others. Crops and flips come nearer.
     """
-    stored = network.facts.get("data")
-    name = stored.get("name") if isinstance(stored, dict) else None
+    name = network.dataset.get("name")
     if not isinstance(name, str) or name in (*FILES, *EVENTS):
         raise DataError(
             f"margins are chosen on training images in memory, such as CIFAR's, not on {name or 'an unnamed dataset'}: "
@@ -39,9 +37,7 @@ def calibration_images(
         )
     if data is None and name != "digits":
         raise DataError(f"give the folder of {name}, whose training images margins are chosen on")
-    dataset = load_whole(name, data or "")
-    assert isinstance(dataset, Dataset)
-    images = np.asarray(dataset.train.images)
+    images = np.asarray(load_whole(name, data or "").train.images)
     if images.shape[1:] != network.input_shape:
         raise DataError(f"images of {name} are {list(images.shape[1:])}, the network reads {list(network.input_shape)}")
     random = np.random.default_rng(seed)
@@ -77,9 +73,6 @@ class ExitMeasurement:
     exact: Count
     rate: Count
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def measure_exits(
     net: Network,
@@ -96,26 +89,21 @@ def measure_exits(
     tallies = [Tallies(stage.network) for stage in stages]
     stopped = np.zeros(network.timesteps, np.int64)
     images = correct = 0
+
+    def counted(timesteps: int, x: NDArray[np.uint8]) -> Output:
+        out = stages[timesteps - 1].run(x, trace=True, threads=threads)
+        tallies[timesteps - 1].add(out.levels)
+        return out
+
     for x, which in test.batches(IMAGES_PER_BATCH, limit):
-        left = np.arange(x.shape[0 if network.static else 1])
-        predictions = np.empty(len(left), np.int64)
-        for number, (stage, tally) in enumerate(zip(stages, tallies, strict=True)):
-            out = stage.run(some(x, network.static, left, number + 1), trace=True, threads=threads)
-            tally.add(out.levels)
-            predictions[left] = out.predictions
-            last = number + 1 == network.timesteps
-            done = np.ones(len(left), bool) if last else leads(out.logits) >= network.exits.margins[number]
-            stopped[number] += done.sum()
-            left = left[~done]
-            if not len(left):
-                break
-        images += len(predictions)
+        out = exits.run(network, x, counted)
+        assert out.timesteps is not None
+        stopped += np.bincount(out.timesteps - 1, minlength=network.timesteps)
+        images += len(out.logits)
         if test.labels is not None:
-            correct += int((predictions == test.labels[which]).sum())
+            correct += int((out.predictions == test.labels[which]).sum())
         if progress is not None:
-            progress(len(predictions))
-    if not images:
-        raise DataError(f"{test.name} has no samples to run")
+            progress(len(out.logits))
 
     def total(mode: Mode) -> Count:
         counted = Count()

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.counting.analysis import GOLDEN
-from lbq.data import folder
 from lbq.data.arrays import load_array
 from lbq.data.dataset import unlike
+from lbq.data.image_files import EXTENSIONS, load_eval
 from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
 from lbq.engine.engine import Network
 from lbq.errors import ArtefactError, DataError
@@ -27,8 +27,7 @@ LUMA = (0.299, 0.587, 0.114)  # of red, green and blue in a grey image
 
 def inputs_of(net: Network, data: str | None) -> TestSet:
     """The data that a user names; else the network's test set where that comes with lbq, or its golden inputs."""
-    stored = net.network.facts.get("data")
-    embedded = isinstance(stored, dict) and stored.get("name") == "digits"
+    embedded = net.network.dataset.get("name") == "digits"
     return golden_set(net) if data is None and not embedded else open_data(net.network, data)
 
 
@@ -64,12 +63,12 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
 def _point_to_predict(path: Path) -> None:
     """Images without labels are no test set: `lbq predict` takes them."""
     if path.is_file():
-        kind = "an image" if path.suffix.lower() in folder.EXTENSIONS else "a file"
+        kind = "an image" if path.suffix.lower() in EXTENSIONS else "a file"
         raise DataError(
             f"{path} is {kind}, and run tests a dataset, or a .npz with images and labels: `lbq predict MODEL {path}` takes "
             "images and arrays"
         )
-    if path.is_dir() and any(p.suffix.lower() in folder.EXTENSIONS for p in path.iterdir()):
+    if path.is_dir() and any(p.suffix.lower() in EXTENSIONS for p in path.iterdir()):
         raise DataError(
             f"{path} holds images without labels, and run tests a dataset: `lbq predict MODEL {path}` classifies them"
         )
@@ -77,8 +76,7 @@ def _point_to_predict(path: Path) -> None:
 
 def _open_dataset(network: IntegerNetwork, data: str | None) -> TestSet:
     """The test set of the dataset that the network's facts name; data: its folder."""
-    stored = network.facts.get("data")
-    settings = stored if isinstance(stored, dict) else {}
+    settings = network.dataset
     name = settings.get("name", "digits" if data == "digits" else None)
     if not isinstance(name, str):
         raise DataError(
@@ -146,15 +144,19 @@ def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
     and width where they are 1.
     """
     path = Path(path)
-    if path.suffix != ".npy":
-        return _read_image(path, network)
+    return read_array(path, network) if path.suffix == ".npy" else _read_image(path, network)
+
+
+def read_array(path: Path, network: IntegerNetwork, several: bool = False) -> NDArray[np.uint8]:
+    """The uint8 input of a .npy file; where there may be several, perhaps with one axis more in front."""
     lead, stored = lead_of(network), load_array(path)
-    array = with_sides(stored, network.input_shape, len(lead))
-    if array.dtype != np.uint8 or array.shape != (*lead, *network.input_shape):
-        expected = [*lead, *shortest(network.input_shape)]
-        raise DataError(f"{path} must be uint8 {expected}, not {stored.dtype} {list(stored.shape)}")
-    _check_range(array, network, path)
-    return np.asarray(array, np.uint8)
+    for more in (1, 0) if several else (0,):
+        array = with_sides(stored, network.input_shape, len(lead) + more)
+        if array.dtype == np.uint8 and array.shape[more:] == (*lead, *network.input_shape):
+            _check_range(array, network, path)
+            return np.asarray(array, np.uint8)
+    expected = [*lead, *shortest(network.input_shape)]
+    raise DataError(f"{path} must be uint8 {expected}, not {stored.dtype} {list(stored.shape)}")
 
 
 def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
@@ -166,9 +168,8 @@ def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
         raise DataError(f"the network reads {list(shortest(shape))}, which is no square image: give a uint8 .npy file")
     if not path.is_file():
         raise DataError(f"{path} is not a file: give an image")
-    side, data = shape[1], network.facts.get("data")
-    files = isinstance(data, dict) and data.get("name") in FILES
-    image = folder.load_eval(path, round(side * EVAL_RATIO) if files else side, side, upright=True).astype(np.float64)
+    side, files = shape[1], network.dataset.get("name") in FILES
+    image = load_eval(path, round(side * EVAL_RATIO) if files else side, side, upright=True).astype(np.float64)
     if shape[0] == 1:
         red, green, blue = (weight * channel for weight, channel in zip(LUMA, image, strict=True))
         image = ((red + green) + blue)[None]  # in this order everywhere, in exported pages too

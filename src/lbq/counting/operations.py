@@ -20,8 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.counting import products
-from lbq.counting.products import signed_digits
+from lbq.counting.products import as_counts, worths
 from lbq.counting.tally import Read, Tallies
 from lbq.engine.convolution import BACKENDS, Backend
 from lbq.errors import GraphError
@@ -266,15 +265,16 @@ class Counter:
             means = {}
             for name in tallied.operands:
                 by_level = self.tallies.counts[Read(name)].sum((0, 1))
-                means[name] = products.worths(np.arange(len(by_level))) @ by_level / by_level.sum()
+                means[name] = worths(np.arange(len(by_level))) @ by_level / by_level.sum()
             counts = tallied.rate(means)
-        return {name: Count(macs=macs[name], **counts[name]) for name in tallied.names}
+        numbers = {name: {key: float(value) for key, value in count.items()} for name, count in counts.items()}
+        return {name: Count(macs=macs[name], **numbers[name]) for name in tallied.names}
 
     def _additions(self, read: Read) -> float:
         """Additions of non-zero levels into windows and over time, each into every window that holds its position."""
         tallies = self.tallies
         counts = tallies.counts[read.plain].sum(0)  # [positions, n_max + 1]
-        active = counts @ _nonzero(np.arange(counts.shape[1]))
+        active = counts[:, 1:].sum(1)
         if not read.sums:
             return float(active.sum())
         shape = self.graph.shape_of(read.source)
@@ -299,14 +299,13 @@ class Counter:
         else:
             connections = synapse.macs if synapse.kind == "conv" else math.prod(synapse.in_shape)
             weight = np.full(len(by_level), connections / (synapse.in_shape[0] * len(by_level)))
-        values = np.arange(by_level.shape[1])
 
         def total(worth: NDArray[Any], counts: NDArray[np.int64] = by_level) -> float:
             return float((counts @ worth.astype(np.float64)) @ weight) / tallies.images
 
         result = Count(
             macs=float((synapse.valid_macs if self.mode == "exact" else synapse.macs) * passes),
-            **{name: total(worth) for name, worth in worths(values).items()},
+            **{name: total(worth) for name, worth in as_counts(worths(np.arange(by_level.shape[1]))).items()},
         )
         if tallies.unit_events and synapse.source != INPUT:
             # one accumulation for each event, also of those that meet in a sum
@@ -315,25 +314,10 @@ class Counter:
         return result
 
 
-def worths(values: NDArray[np.integer[Any]]) -> dict[str, NDArray[Any]]:
-    """What a weight that meets each of these magnitudes adds to each field of a `Count`."""
-    return {
-        "unary": values,
-        "bit_sparse": popcount(values),
-        "shifts": popcount(values) - (values & 1),
-        "events": _nonzero(values),
-        "signed_digits": signed_digits(values),
-    }
-
-
-def _nonzero(values: NDArray[Any]) -> NDArray[np.int64]:
-    return (values != 0).astype(np.int64)
-
-
 def activity_of(by_timestep: NDArray[np.int64]) -> LayerActivity:
     """The activity of a layer with these counts of each magnitude, `[T, n_max + 1]`."""
     by_level = by_timestep.sum(0)
-    worth = worths(np.arange(len(by_level)))
+    worth = as_counts(worths(np.arange(len(by_level))))
     return LayerActivity(*(float(by_level @ worth[k] / by_level.sum()) for k in ("events", "unary", "bit_sparse")))
 
 
@@ -344,12 +328,3 @@ def count(
     counter = Counter(graph, mode)
     counter.add(levels)
     return counter.account()
-
-
-@dataclass(frozen=True)
-class CostRow:
-    """One line of the paper's cost table, with counts per image. Tables write N/A for no accumulations or formations."""
-
-    method: str
-    accuracy: float
-    operations: Operations

@@ -42,9 +42,9 @@ def worths(magnitudes: Integers) -> NDArray[np.int64]:
     return np.stack([magnitudes.astype(np.int64), bits, lowest, (magnitudes != 0) + 0, signed_digits(magnitudes)])
 
 
-def as_counts(totals: NDArray[Any]) -> dict[str, float]:
-    """Totals of `FIELDS` as the fields of a `Count`."""
-    unary, bits, lowest, events, digits = map(float, totals)
+def as_counts(totals: NDArray[Any]) -> dict[str, Any]:
+    """`FIELDS`, whether of magnitudes or summed up, as the fields of a `Count`."""
+    unary, bits, lowest, events, digits = totals
     return {"unary": unary, "bit_sparse": bits, "shifts": bits - lowest, "events": events, "signed_digits": digits}
 
 
@@ -137,11 +137,11 @@ class ProductTallies:
         for name, totals in other.totals.items():
             self.totals[name] += totals
 
-    def exact(self, images: int) -> dict[str, dict[str, float]]:
+    def exact(self, images: int) -> dict[str, dict[str, Any]]:
         """The fields of a `Count` for each gate and attention, of one image."""
         return {name: as_counts(totals / images) for name, totals in self.totals.items()}
 
-    def rate(self, means: dict[str, NDArray[np.float64]]) -> dict[str, dict[str, float]]:
+    def rate(self, means: dict[str, NDArray[np.float64]]) -> dict[str, dict[str, Any]]:
         """The same from the operands' mean worths alone, as if they were independent and no result were zero."""
         steps, counts = self.graph.timesteps, {}
         for gate in self.graph.gates:

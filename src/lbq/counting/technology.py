@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -60,15 +59,11 @@ class Technology:
         """Name, value and origin of every constant."""
         return [(name, getattr(self, name), self.origin.get(name, self.source)) for name in CONSTANTS]
 
-    def _differing(self, constants: Sequence[str]) -> list[str]:
-        """Those of `constants` whose price or origin is not the default's."""
-        same = set(self.table()) & set(DEFAULT.table())
-        return [name for name in constants if name not in {row[0] for row in same}]
-
     def credit(self, *constants: str) -> str:
         """Name and source of the prices of `constants` (by default all), and which come from where."""
-        names = constants or CONSTANTS
-        own = self._differing(names)
+        names, defaults = constants or CONSTANTS, DEFAULT.table()
+        differing = {row[0] for row in self.table() if row not in defaults}
+        own = [name for name in names if name in differing]
         mine, default = (f"{table.name} ({table.source})" for table in (self, DEFAULT))
         if not own:
             return default
@@ -103,7 +98,11 @@ def load(path: Path | str) -> Technology:
     try:
         text = files.text_of(path, ConfigError, toml.MOST_BYTES)
         values: Any = json.loads(text) if path.suffix == ".json" else toml.parsed(text)
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"technology {path} cannot be read: {error.strerror}; give a TOML or JSON file of prices (docs/howto/analyse.md)"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"technology {path} cannot be read: {' '.join(str(error).split())[:120]}") from error
     if not isinstance(values, dict) or not values:
         raise ConfigError(f"technology {path} must hold name, source and constants, such as int32_add = 0.1")
@@ -111,9 +110,10 @@ def load(path: Path | str) -> Technology:
     for key in values:
         if key not in known:
             raise ConfigError(f"technology {path}: unknown constant {key!r}{nearest(key, known)}")
-    for key in ("name", "source"):
-        if not isinstance(values.get(key), str):
-            raise ConfigError(f"technology {path} must have {key}, a text that says where its numbers come from")
+    if not all(isinstance(values.get(key), str) for key in ("name", "source")):
+        raise ConfigError(
+            f"technology {path} must have name and source, texts: what it is, and where its numbers come from"
+        )
     prices = {key: value for key, value in values.items() if key in CONSTANTS}
     for key, value in prices.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from lbq.data.cifar_files import SPECS as SPECS
 from lbq.data.cifar_files import File, Form, Spec
-from lbq.data.dataset import Dataset, Images
+from lbq.data.dataset import Dataset, Inputs, Samples
 from lbq.data.download import Progress, fetch
-from lbq.errors import DataError, nearest
+from lbq.errors import DataError
 from lbq.system import files
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
@@ -50,8 +50,6 @@ def prepare_cifar(name: str, root: Path, source: Path | None = None, progress: P
     A correct dataset that is already in `root` stays. Otherwise it comes from `source`, an official archive or a folder
     with its files, or by download. The binary form's folder is written, all of it or nothing.
     """
-    if name not in SPECS:
-        raise DataError(f"unknown dataset {name!r}{nearest(name, SPECS)}")
     spec, root = SPECS[name], Path(root)
     if (place := _find(spec, root)) is not None:
         for _ in _records(spec, place):  # verifies each file
@@ -75,28 +73,24 @@ class _Place:
 
 
 def _load(spec: Spec, root: Path) -> Dataset:
-    place = _find(spec, root)
-    if place is None:
-        _refuse_other(spec, root)
-        a, b = spec.binary.archive, spec.python.archive
-        raise DataError(
-            f"{spec.title} is not in {root}: run `lbq data {spec.name} --root {shlex.quote(str(root))}`, or download {a.name} "
-            f"(md5 {a.md5}) or {b.name} (md5 {b.md5}) from {HOME}cifar.html into it"
-        )
+    a, b = spec.binary.archive, spec.python.archive
+    remedy = (
+        f"run `lbq data {spec.name} --root {shlex.quote(str(root))}`, or download {a.name} (md5 {a.md5}) or {b.name} (md5 "
+        f"{b.md5}) from {HOME}cifar.html into it"
+    )
+    place = _located(spec, root, remedy)
     *train, test = (records for _, records in _records(spec, place))
     source = f"{spec.title}, official files in {place.path}"
-    return Dataset(spec.name, _images(spec, train), _images(spec, [test]), source)
+    inputs = Inputs(spec.name, (3, 32, 32), True, spec.classes, spec.mean, spec.std)
+    return Dataset(inputs, _samples(spec, train), _samples(spec, [test]), source)
 
 
-def _images(spec: Spec, batches: list[NDArray[np.uint8]]) -> Images:
-    """Batches of records `[N, labels + 3072]` as images; the class is the last label byte."""
+def _samples(spec: Spec, batches: list[NDArray[np.uint8]]) -> Samples:
+    """Batches of records `[N, labels + 3072]`; the class is the last label byte."""
     labels = len(spec.label_keys)
-    return Images(
+    return Samples(
         np.concatenate([records[:, labels:] for records in batches]).reshape(-1, 3, 32, 32),
         np.concatenate([records[:, labels - 1] for records in batches]).astype(np.int64),
-        spec.classes,
-        spec.mean,
-        spec.std,
     )
 
 
@@ -131,8 +125,10 @@ def _find(spec: Spec, root: Path) -> _Place | None:
     return None
 
 
-def _refuse_other(spec: Spec, root: Path) -> None:
-    """Refuse a `root` that holds the other dataset."""
+def _located(spec: Spec, root: Path, remedy: str) -> _Place:
+    """The dataset in `root`; the error says where that holds the other one, else the remedy."""
+    if (place := _find(spec, root)) is not None:
+        return place
     for other in SPECS.values():
         try:
             place = _find(other, root)
@@ -140,6 +136,7 @@ def _refuse_other(spec: Spec, root: Path) -> None:
             continue
         if place is not None:
             raise DataError(f"{place.path} holds {other.title}: give the folder of {spec.title}")
+    raise DataError(f"{spec.title} is not in {root}: {remedy}")
 
 
 def _find_source(spec: Spec, source: Path) -> _Place:
@@ -149,14 +146,8 @@ def _find_source(spec: Spec, source: Path) -> _Place:
             return _Place(source, None)
     except OSError as error:
         raise DataError(f"cannot read {source}: {error.strerror}") from error
-    place = _find(spec, source)
-    if place is None:
-        _refuse_other(spec, source)
-        raise DataError(
-            f"{spec.title} is not in {source}: give {spec.binary.archive.name}, {spec.python.archive.name} "
-            "or a folder with the files of either"
-        )
-    return place
+    archives = f"{spec.binary.archive.name}, {spec.python.archive.name}"
+    return _located(spec, source, f"give {archives} or a folder with the files of either")
 
 
 # Verified bytes, then records

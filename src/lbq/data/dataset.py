@@ -1,4 +1,4 @@
-"""What every image reader returns: raw pixels with labels and the numbers needed to normalise them.
+"""What every reader returns: raw pixels or event frames with labels, and what a network must know to read them.
 
 NumPy only. Pixels stay uint8 until they are on the device that trains; normalisation is
 `(pixels / scale - mean) / std` per channel.
@@ -36,50 +36,21 @@ class Inputs:
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
-    """Images `[N, C, H, W]` uint8 (an array or a memory map) and labels `[N]` int64 in 0..len(classes)-1.
-
-    `scale` is the largest value a pixel can have; `mean` and `std` are per channel, of pixels divided by `scale`.
-    """
+class Samples:
+    """Images `[N, C, H, W]`, or event frames `[N, T, C, H, W]`, uint8 (an array or a memory map); labels `[N]` int64."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    scale: int = 255
-
-    def __post_init__(self) -> None:
-        images, labels = self.images, self.labels
-        if images.ndim != 4 or images.dtype != np.uint8:
-            raise DataError(f"images must be uint8 [N, C, H, W], not {images.dtype} {list(images.shape)}")
-        if len(images) != len(labels):
-            raise DataError(f"there are {len(images)} images but {len(labels)} labels")
-        if len(labels) and not 0 <= labels.min() <= labels.max() < len(self.classes):
-            raise DataError(
-                f"labels run from {labels.min()} to {labels.max()}, for {len(self.classes)} classes from 0 on"
-            )
-        if not len(self.mean) == len(self.std) == images.shape[1]:
-            counts = f"{len(self.mean)} and {len(self.std)}"
-            raise DataError(f"mean and std need one value for each of {images.shape[1]} channels, not {counts}")
-        if self.scale < 255 and images.size and images.max() > self.scale:
-            raise DataError(f"scale is {self.scale}, but pixels reach {images.max()}")
-        if not all(deviation > 0 for deviation in self.std):
-            raise DataError(f"std must be above 0 in every channel, not {self.std}: are all images the same?")
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def normalised(self) -> NDArray[np.float32]:
-        """All images as a network sees them: `(pixels / scale - mean) / std`."""
-        mean, std = (np.array(v, np.float32)[:, None, None] for v in (self.mean, self.std))
-        return (self.images.astype(np.float32) / np.float32(self.scale) - mean) / std
 
-
-def checksum(*parts: tuple[NDArray[np.uint8], NDArray[np.int64]]) -> str:
+def checksum(*parts: Samples) -> str:
     """SHA-256 over the bytes of each part's images or frames (C order), then over its labels (little-endian int64)."""
     digest = hashlib.sha256()
-    for images, labels in parts:
+    for part in parts:
+        images, labels = part.images, part.labels
         rows = max(CHUNK_BYTES // max(images[:1].nbytes, 1), 1)
         for start in range(0, len(images), rows):
             digest.update(np.ascontiguousarray(images[start : start + rows]).data)
@@ -102,23 +73,30 @@ def moments(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Train and test images of one kind; `source` says where they came from, `checksum` what they are."""
+    """A training and a test part of one kind; `inputs` says which.
 
-    name: str
-    train: Images
-    test: Images
+    source: where they came from; split: the rule that divided them, where there are several. checksum: of all samples, empty
+    if not `hashed`, for a source that says itself what its files are.
+    """
+
+    inputs: Inputs
+    train: Samples
+    test: Samples
     source: str
+    split: str = ""
+    hashed: bool = True
     checksum: str = field(init=False)
 
     def __post_init__(self) -> None:
-        train, test = self.train, self.test
-        if empty := [part for part, images in (("train", train), ("test", test)) if not len(images)]:
-            raise DataError(f"{self.name}: there are no {empty[0]} images ({self.source}): get its files again")
+        name, train, test = self.inputs.name, self.train, self.test
+        if empty := [part for part, samples in (("train", train), ("test", test)) if not len(samples)]:
+            raise DataError(f"{name}: there are no {empty[0]} images ({self.source}): get its files again")
         shapes = train.images.shape[1:], test.images.shape[1:]
         if shapes[0] != shapes[1]:
-            raise DataError(f"{self.name}: image shapes of train and test differ: {shapes[0]} and {shapes[1]}")
-        parts = ((part.images, part.labels) for part in (train, test))
-        object.__setattr__(self, "checksum", checksum(*parts))
+            raise DataError(f"{name}: image shapes of train and test differ: {shapes[0]} and {shapes[1]}")
+        if not all(deviation > 0 for deviation in self.inputs.std):
+            raise DataError(f"std must be above 0 in every channel, not {self.inputs.std}: are all images the same?")
+        object.__setattr__(self, "checksum", checksum(train, test) if self.hashed else "")
 
 
 def unlike(classes: tuple[str, ...], known: tuple[str, ...]) -> str:

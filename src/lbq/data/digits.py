@@ -10,7 +10,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from lbq.data.dataset import Dataset, Images
+from lbq.data.dataset import Dataset, Inputs, Samples
 
 MAX_PIXEL = 16
 SPLIT = "test where index % 3 == 2"
@@ -23,6 +23,6 @@ def load_digits() -> Dataset:
     held_out = np.arange(len(labels)) % 3 == 2
     pixels = images[~held_out] / MAX_PIXEL
     mean, std = (float(pixels.mean()),), (float(pixels.std()),)
-    classes = tuple(map(str, range(10)))
-    train, test = (Images(images[part], labels[part], classes, mean, std, MAX_PIXEL) for part in (~held_out, held_out))
-    return Dataset("digits", train, test, f"embedded; {SPLIT}")
+    inputs = Inputs("digits", (1, 8, 8), True, tuple(map(str, range(10))), mean, std, MAX_PIXEL)
+    train, test = (Samples(images[part], labels[part]) for part in (~held_out, held_out))
+    return Dataset(inputs, train, test, f"embedded; {SPLIT}")

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.data.dataset import Dataset, Images, moments
+from lbq.data.dataset import Dataset, Inputs, Samples, moments
 from lbq.data.download import Progress, fetch
 from lbq.errors import DataError
 from lbq.system import files
@@ -80,12 +80,12 @@ def load_idx(root: Path, name: str) -> Dataset:
     Mean and deviation are the training pixels', to four digits, as they are usually quoted.
     """
     folder, files = _locate(Path(root), name)
-    train, test = (_pair(files[f"{part}-images"], files[f"{part}-labels"], name) for part in ("train", "t10k"))
-    if not train[0].size:
+    train, test = (_samples(files[f"{part}-images"], files[f"{part}-labels"], name) for part in ("train", "t10k"))
+    if not train.images.size:
         raise DataError(f"{folder} holds no training images: get the official files again")
-    mean, std = (tuple(round(value, 4) for value in values) for values in moments(train[0]))
-    parts = [Images(images, labels, CLASSES[name], mean, std) for images, labels in (train, test)]
-    return Dataset(name, parts[0], parts[1], source=f"idx files in {folder}")
+    mean, std = (tuple(round(value, 4) for value in values) for values in moments(train.images))
+    inputs = Inputs(name, train.images.shape[1:], True, CLASSES[name], mean, std)
+    return Dataset(inputs, train, test, source=f"idx files in {folder}")
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -129,14 +129,14 @@ def _values(stream: BufferedReader | gzip.GzipFile, path: Path, dimensions: int,
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
-def _pair(image_file: Path, label_file: Path, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _samples(image_file: Path, label_file: Path, name: str) -> Samples:
     """Images `[N, 1, H, W]` and labels `[N]`."""
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if len(images) != len(labels):
         raise _bad(label_file, f"has {len(labels)} labels for the {len(images)} images of {image_file.name}")
     if labels.size and labels.max() >= len(CLASSES[name]):
         raise _bad(label_file, f"has a label {labels.max()}, but there are {len(CLASSES[name])} classes")
-    return images[:, None], labels.astype(np.int64)
+    return Samples(images[:, None], labels.astype(np.int64))
 
 
 def _locate(root: Path, name: str) -> tuple[Path, dict[str, Path]]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lbq.data.arrays import ARCHIVE_ERRORS, Arrays, load_archive, members
 from lbq.data.dataset import MAX_CLASSES
-from lbq.data.folder import EXTENSIONS, FileIndex
+from lbq.data.image_files import EXTENSIONS, FileIndex, FileSplit, Member
 from lbq.errors import DataError
 from lbq.system import files
 
@@ -32,40 +32,14 @@ MAX_LABEL_BYTES = 32
 MOST_INDEX_BYTES = 2**31  # of 60 million images
 
 
-@dataclass(frozen=True)
-class Member:
-    """One image inside a shard."""
-
-    shard: Path
-    offset: int
-    size: int
-
-    def __str__(self) -> str:
-        return f"{self.shard} at byte {self.offset}"
-
-    def open(self) -> io.BytesIO:
-        files.refuse_pipe(self.shard, DataError)
-        with open(self.shard, "rb") as file:
-            file.seek(self.offset)
-            data = file.read(self.size)
-        if len(data) != self.size:
-            raise DataError(f"{self}: the shard ends early: copy it again")
-        return io.BytesIO(data)
-
-
 @dataclass(frozen=True, eq=False)
-class ShardSplit:
-    """Images by shard and place: `places` int64 [N, 3] holds shard number, first byte and size; labels `[N]` int64."""
+class ShardSplit(FileSplit):
+    """Images by shard and place: `places` int64 [N, 3] holds shard number, first byte and size."""
 
     shards: tuple[Path, ...]
     places: NDArray[np.int64]
-    labels: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def path(self, index: int) -> Member:
-        """Where image `index` is."""
         shard, offset, size = (int(v) for v in self.places[index])
         return Member(self.shards[shard], offset, size)
 
@@ -86,7 +60,7 @@ def scan_shards(root: Path) -> FileIndex:
         _store(root / INDEX, stamp, tables)
     count = 1 + max(int(table[:, 3].max()) for table in tables.values())
     names = _class_names(root / "classes.txt", count)
-    train, test = (ShardSplit(parts[p], tables[p][:, :3], tables[p][:, 3].copy()) for p in ("train", "val"))
+    train, test = (ShardSplit(tables[p][:, 3].copy(), parts[p], tables[p][:, :3]) for p in ("train", "val"))
     return FileIndex(root, names, train, test)
 
 

@@ -6,7 +6,7 @@ Here a dataset's name selects its reader, for `lbq.batches.sources` too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from lbq.data.arrays import Arrays, load_archive
 from lbq.data.cifar import load_cifar10, load_cifar100
 from lbq.data.dataset import Dataset, Inputs
 from lbq.data.events import datasets
-from lbq.data.events.datasets import EventData
-from lbq.data.folder import FileIndex, load_eval, scan_folder
+from lbq.data.folder import scan_folder
 from lbq.data.idx import load_idx
+from lbq.data.image_files import FileIndex, load_eval
 from lbq.data.shards import scan_shards
 from lbq.data.user_arrays import bytes_hint, check_names, load_own
 from lbq.errors import ConfigError, DataError, nearest
@@ -42,25 +42,24 @@ def check_limit(limit: int | None) -> None:
 
 def load_whole(
     name: str, root: Path | str, timesteps: int = 1, size: int = 0, frames: str = "count", window_ms: int = 1000
-) -> Dataset | EventData:
+) -> Dataset:
     """A dataset of images in memory, or of event frames; the arguments are those of a configuration's [data]."""
     if name == "digits":
         return digits.load_digits()
     folder = _folder(name, root)
-    readers = {"arrays": load_own, "cifar10": load_cifar10, "cifar100": load_cifar100}
+    images = {"arrays": load_own, "cifar10": load_cifar10, "cifar100": load_cifar100}
     if name not in EVENTS:
-        return readers[name](folder) if name in readers else load_idx(folder, name)
-    load: Any = {
+        return images[name](folder) if name in images else load_idx(folder, name)
+    events: dict[str, Callable[..., Dataset]] = {
         "cifar10_dvs": datasets.load_cifar10_dvs,
         "dvs_gesture": datasets.load_dvs_gesture,
         "nmnist": datasets.load_nmnist,
         "dvs_objects": partial(datasets.load_dvs_objects, window_us=1000 * window_ms),
-    }[name]
+    }
     try:
-        data: EventData = load(folder, timesteps, (size, size) if size else None, frames)
+        return events[name](folder, timesteps, (size, size) if size else None, frames)
     except ValueError as error:  # sizes that no frame can have
         raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
-    return data
 
 
 def scan_files(name: str, root: Path | str) -> FileIndex:
@@ -79,33 +78,24 @@ def _folder(name: str, root: Path | str) -> Path:
     return Path(root)
 
 
-@dataclass(frozen=True)
-class TestSet:
+@dataclass(frozen=True, kw_only=True)
+class TestSet(Inputs):
     """Samples by number: `read(start, stop)` gives uint8 `[B, C, H, W]`, or `[T, B, C, H, W]` if not `static`.
 
-    labels: `[N]`, or None if they are not known. A network in training saw (pixel / scale - mean) / std.
+    labels: `[N]`, or None if they are not known.
     """
 
     __test__ = False  # not for pytest
 
-    name: str
-    shape: tuple[int, int, int]
-    static: bool
     size: int
     read: Callable[[int, int], NDArray[np.uint8]]
     labels: NDArray[np.int64] | None = None
-    classes: tuple[str, ...] = ()
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    scale: int = 255
-
-    @property
-    def inputs(self) -> Inputs:
-        return Inputs(self.name, self.shape, self.static, self.classes, self.mean, self.std, self.scale)
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[tuple[NDArray[np.uint8], slice]]:
         """Batches of at most `size` inputs, each with the slice of samples it holds."""
         check_limit(limit)
+        if not self.size:
+            raise DataError(f"{self.name} has no samples to run")
         end = self.size if limit is None else min(limit, self.size)
         for start in range(0, end, size):
             stop = min(start + size, end)
@@ -121,24 +111,24 @@ def open_test(
     if name in FILES:
         return _files(name, scan_files(name, root), size or 224)
     data = load_whole(name, root, timesteps, size, frames, window_ms)
-    if isinstance(data, EventData):
-        if (stored := data.test.frames.shape[1]) != timesteps:
-            raise DataError(f"{name}: {data.source} has {stored} frames a sample, the network reads {timesteps}")
-        return _from_array(name, data.test.frames, False, labels=data.test.labels, classes=data.classes)
-    test = data.test
-    facts = {"classes": test.classes, "mean": test.mean, "std": test.std, "scale": test.scale}
-    return _from_array(name, test.images, True, labels=test.labels, **facts)
+    if not data.inputs.static and (stored := data.test.images.shape[1]) != timesteps:
+        raise DataError(f"{name}: {data.source} has {stored} frames a sample, the network reads {timesteps}")
+    return _from_array(replace(data.inputs, name=name), data.test.images, data.test.labels)
 
 
-def _from_array(name: str, samples: NDArray[np.uint8], static: bool, **facts: Any) -> TestSet:
-    """Samples `[N, C, H, W]`, or `[N, T, C, H, W]` if not `static`. facts: the other fields of the `TestSet`."""
-    channels, height, width = samples.shape[-3:]
+def _from_array(inputs: Inputs, samples: NDArray[np.uint8], labels: NDArray[np.int64] | None) -> TestSet:
+    """Samples `[N, C, H, W]`, or `[N, T, C, H, W]` if not `static`."""
 
     def read(start: int, stop: int) -> NDArray[np.uint8]:
         part = samples[start:stop]
-        return np.ascontiguousarray(part if static else part.swapaxes(0, 1))
+        return np.ascontiguousarray(part if inputs.static else part.swapaxes(0, 1))
 
-    return TestSet(name, (channels, height, width), static, len(samples), read, **facts)
+    return TestSet(**vars(inputs), size=len(samples), read=read, labels=labels)
+
+
+def file_inputs(name: str, index: FileIndex, side: int) -> Inputs:
+    """What a network reads of image files, cropped to squares."""
+    return Inputs(name, (3, side, side), True, index.classes, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def _files(name: str, index: FileIndex, side: int) -> TestSet:
@@ -146,8 +136,8 @@ def _files(name: str, index: FileIndex, side: int) -> TestSet:
         paths = (index.test.path(i) for i in range(start, stop))
         return np.stack([load_eval(path, round(side * EVAL_RATIO), side) for path in paths])
 
-    facts: dict[str, Any] = {"classes": index.classes, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
-    return TestSet(name, (3, side, side), True, len(index.test), read, index.test.labels, **facts)
+    inputs = file_inputs(name, index, side)
+    return TestSet(**vars(inputs), size=len(index.test), read=read, labels=index.test.labels)
 
 
 def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, timesteps: int | None = None) -> TestSet:
@@ -177,5 +167,6 @@ def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, time
     arrays = load_archive(path, "images", "labels", "classes", check=fitting)
     images, labels, classes = fitting(arrays), arrays.get("labels"), arrays.get("classes")
     names = () if classes is None or classes.dtype.kind != "U" else tuple(map(str, classes.ravel()))
-    labels = None if labels is None else labels.astype(np.int64)
-    return _from_array(path.name, images, static, labels=labels, classes=names)
+    channels, height, width = images.shape[-3:]
+    inputs = Inputs(path.name, (channels, height, width), static, names)
+    return _from_array(inputs, images, None if labels is None else labels.astype(np.int64))

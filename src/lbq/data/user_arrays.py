@@ -15,23 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.data.arrays import Arrays, load_archive, load_array
-from lbq.data.dataset import MAX_CLASSES, Dataset, Images, checksum, moments, unlike
-from lbq.data.events.cache import EventSplit
-from lbq.data.events.datasets import EventData
+from lbq.data.dataset import MAX_CLASSES, Dataset, Inputs, Samples, moments, unlike
 from lbq.errors import DataError
 
 ARRAY_NAMES = ("images", "labels", "classes")
 MOST_NAME_BYTES = 2**26  # of all classes
-Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
-def load_own(root: Path | str) -> Dataset | EventData:
+def load_own(root: Path | str) -> Dataset:
     """The images or event frames of a folder. Images are normalised by the mean and deviation of the training part."""
     root = Path(root)
-    (images, labels), names = _part(root, "train")
-    (test_images, test_labels), test_names = _part(root, "test")
-    if images.shape[1:] != test_images.shape[1:]:
-        shapes = " and ".join(str(list(x.shape[1:])) for x in (images, test_images))
+    (train, names), (test, test_names) = _part(root, "train"), _part(root, "test")
+    images, labels = train.images, train.labels
+    if images.shape[1:] != test.images.shape[1:]:
+        shapes = " and ".join(str(list(part.images.shape[1:])) for part in (train, test))
         raise DataError(f"{root}: samples of the training and the test part have other shapes: {shapes}")
     if names and test_names and names != test_names:
         raise DataError(
@@ -44,19 +41,17 @@ def load_own(root: Path | str) -> Dataset | EventData:
             f"{labels.min()}, in both parts; or name all of them in an array 'classes'"
         )
     classes = tuple(map(str, range(int(labels.max()) + 1))) if names is None else names
-    for part, largest in (("train", labels.max()), ("test", test_labels.max())):
+    for part, largest in (("train", labels.max()), ("test", test.labels.max())):
         if largest >= len(classes):
             raise DataError(f"{root}: the {part} part has label {largest}, the classes are 0 to {len(classes) - 1}")
-    if images.ndim == 5:
-        train, test = EventSplit(images, labels), EventSplit(test_images, test_labels)
-        digest = checksum((images, labels), (test_images, test_labels))
-        return EventData(train, test, classes, "arrays", "as given", str(root), digest)
-    mean, std = moments(images)
-    parts = [Images(x, y, classes, mean, std) for x, y in ((images, labels), (test_images, test_labels))]
-    return Dataset("arrays", parts[0], parts[1], str(root))
+    channels, height, width = images.shape[-3:]
+    static = images.ndim == 4
+    mean, std = moments(images) if static else ((), ())
+    inputs = Inputs("arrays", (channels, height, width), static, classes, mean, std)
+    return Dataset(inputs, train, test, str(root), "" if static else "as given")
 
 
-def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:
+def _part(root: Path, part: str) -> tuple[Samples, tuple[str, ...] | None]:
     """Images and labels of one part, and its names of classes if it has any."""
     file, folder = root / f"{part}.npz", root / part
     if file.is_file():
@@ -76,7 +71,7 @@ def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:
             f"{where}: 'labels' run from {labels.min()} to {labels.max()}: number the classes from 0, "
             f"np.unique(labels, return_inverse=True)[1]"
         )
-    return (images, labels.astype(np.int64)), _names(arrays.get("classes"), where)
+    return Samples(images, labels.astype(np.int64)), _names(arrays.get("classes"), where)
 
 
 def _check_declared(arrays: Arrays, where: Path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from lbq.config import DEPLOYED_BITS, Config
 from lbq.data.dataset import Inputs
 from lbq.data.testset import TestSet, open_test
-from lbq.deploy.like import Like, check_like, like_training
+from lbq.deploy.like import Like, check_like
 from lbq.deploy.lowering.faithful import exact_copy
 from lbq.deploy.lowering.lower import lower
 from lbq.deploy.lowering.shapes import InputShape
@@ -196,7 +196,7 @@ def deploy_run(
         return deploy_trained(net, config, inputs, None, bits, origin, stream)
     test = test_set(config)
     examples = None if noise else test.read(0, min(GOLDEN_INPUTS, test.size))
-    return deploy_trained(net, config, inputs or test.inputs, examples, bits, origin, stream)
+    return deploy_trained(net, config, inputs or test, examples, bits, origin, stream)
 
 
 def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
@@ -246,7 +246,6 @@ def deploy_trained(
         classes=reads.classes if len(reads.classes) == config.model.num_classes else (),
         examples=examples,
         facts={"model": config.model.id, "bits": bits, "data": data, **(origin or {"config_hash": config.hash})},
-        like=like_training(reads) if reads.mean else None,
         stream=stream,
     )
 

@@ -7,6 +7,7 @@ integers is all that separates it from what is deployed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from torch.nn import functional as F
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 from lbq.graph.levels import gated, pool, synapse_product
+from lbq.kernels import surrogate as surrogates
+from lbq.kernels.reference import Constants, Reset, Rounding, Rule, emissions
 
 Levels = NDArray[np.int64]
 TIE = 1e-9  # a membrane this close to a threshold, in steps, may round either way in another order of summation
@@ -30,14 +33,7 @@ class Result:
     ties: NDArray[np.int64]
 
 
-@dataclass
-class State:
-    """State of one layer between timesteps: the membrane after reset, and a reset delayed past the leak."""
-
-    v: Array | None = None
-    pending: Array | None = None
-
-
+@torch.no_grad()
 def execute(graph: Graph, x: NDArray[np.generic]) -> Result:
     """Run `x` ([B, C, H, W] for a static graph, else [T, B, C, H, W]) through an absorbed graph."""
     if not graph.absorbed:
@@ -68,13 +64,13 @@ def execute(graph: Graph, x: NDArray[np.generic]) -> Result:
         return totals
 
     for layer in graph.layers:
-        spec, state, emitted = graph.spec(layer.name), State(), []
-        for x_t in mixed(spec, currents(layer)):
-            if np.isnan(x_t).any():
-                raise GraphError(f"the current of layer {layer.name!r} is NaN: check the input and the weights")
-            level, u = emit(spec, x_t, state)
-            emitted.append(level)
-            ties = ties + (distance_to_threshold(spec, u) < TIE).sum((1, 2, 3))
+        spec, emitted = graph.spec(layer.name), []
+        x_all = np.stack(mixed(spec, currents(layer)))
+        if np.isnan(x_all).any():
+            raise GraphError(f"the current of layer {layer.name!r} is NaN: check the input and the weights")
+        for emission, _ in emissions(torch.from_numpy(x_all), *neuron_of(spec)):
+            emitted.append(emission.level.numpy().astype(np.int64))
+            ties = ties + (distance_to_threshold(spec, emission.membrane.numpy()) < TIE).sum((1, 2, 3))
         levels[layer.name] = np.stack(emitted)
         for gate in graph.gates_behind(layer.name):
             levels[gate.name] = gated(levels[gate.factor], levels[gate.source])
@@ -102,42 +98,13 @@ def synapse_current(synapse: Synapse, x: Array) -> Array:
     return out
 
 
-# The neuron, restated on arrays: the same arithmetic as `lbq.kernels.reference` ------------------------------------------
-
-
-def emit(spec: NeuronSpec, current: Array, state: State) -> tuple[Levels, Array]:
-    """Integrate `current` [B, C, H, W], emit levels, reset; updates `state`. Also returns U, to look at ties."""
-    u = current if spec.gain == 1.0 else spec.gain * current
-    if state.v is not None:
-        u = spec.leak * state.v + u
-        if state.pending is not None:
-            u = u - state.pending
-    level = levels_of(spec, u)
-    if spec.reset == "hard":
-        state.v = u * (1 - spec.alpha * (level != 0))
-        return level, u
-    drop = spec.alpha * per_channel(spec.step) * (level if spec.reset == "level" else np.sign(level))
-    if spec.decay_reset:
-        state.v = u - drop
-    else:
-        state.v, state.pending = u, drop
-    return level, u
-
-
-def levels_of(spec: NeuronSpec, u: Array) -> Levels:
-    if spec.thresholds is not None:
-        return np.searchsorted(spec.thresholds, u, side="right").astype(np.int64)
-    r = u / per_channel(spec.step)
-    magnitude = np.abs(r) if spec.signed else r
-    below = np.floor(magnitude)
-    if spec.rounding == "strict":
-        level = np.ceil(magnitude) - 1
-    elif spec.rounding in ("round", "half"):
-        level = below + (magnitude - below >= 0.5)
-    else:
-        level = below
-    level = np.clip(level, 0, spec.n_max)
-    return (np.sign(r) * level if spec.signed else level).astype(np.int64)
+def neuron_of(spec: NeuronSpec) -> tuple[Constants, Rule]:
+    """A neuron as the reference kernel takes it. Nothing is differentiated here, so any surrogate will do."""
+    thresholds = None if spec.thresholds is None else torch.from_numpy(spec.thresholds)
+    step = torch.from_numpy(np.asarray(per_channel(spec.step)))
+    constants = Constants(step, torch.zeros(()), spec.leak, spec.alpha, spec.gain, thresholds=thresholds)
+    rounding, reset = cast(Rounding, spec.rounding), cast(Reset, spec.reset)
+    return constants, Rule(spec.n_max, surrogates.get("box"), rounding, reset, spec.decay_reset)
 
 
 def distance_to_threshold(spec: NeuronSpec, u: Array) -> Array:

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lbq.batches.policies import ImageAugment
-from lbq.data.dataset import Inputs
 from lbq.errors import GraphError
 from lbq.graph import Array
 
@@ -33,13 +31,6 @@ def check_like(like: Any, mean: Sequence[float], std: Sequence[float], scale: in
         )
     std_then = 1 / (slopes.ravel() * scale)
     raise GraphError(f"{given}: in training it was {_normalisation(-offsets.ravel() * std_then, std_then)}")
-
-
-def like_training(reads: Inputs) -> Like:
-    """Some images, and what training with these inputs makes of them."""
-    images = np.random.default_rng(0).integers(0, reads.scale + 1, (2, *reads.shape), np.uint8)
-    augment = ImageAugment(mean=reads.mean, std=reads.std, scale=float(reads.scale))
-    return images, augment.normalised(torch.from_numpy(images))
 
 
 def _pair(like: Any, channels: int) -> tuple[Array, Array]:

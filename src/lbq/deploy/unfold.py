@@ -37,18 +37,8 @@ ROUNDING_UNITS, ROUNDING_SHARE = 2.0, 1e-3  # by so much may constants differ th
 LEAK_ROUNDING = 2.0**-15
 TAIL = "eta"  # of a surrogate: files hold none
 AS_THE_FILE = "set the model as the file's network had it"
-COMPARED = (
-    "source",
-    "kind",
-    "pools",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "copy_of",
-    "sources",
-    "heads",
-)  # of two synapses
+# of two synapses
+COMPARED = ("source", "kind", "pools", "stride", "padding", "dilation", "groups", "copy_of", "sources", "heads")
 
 
 @dataclass(frozen=True)

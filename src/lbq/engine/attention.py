@@ -9,6 +9,7 @@ products of two bits. The planes of V then choose which scores are added.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -37,41 +38,28 @@ def dense_products(synapse: Synapse) -> int:
 def multiply(
     synapse: Synapse, operands: Sequence[Integers], largest: int, planes: bool
 ) -> tuple[NDArray[np.int32], Counts]:
-    """The product of a synapse's operands `[N, H, W, C]`, as `attend` gives it."""
-    if len(operands) == 3:
-        q, k, v = operands
-        return attend(synapse, q, k, v, largest, planes)
-    one, other = operands
-    right = _matrices(other, synapse.heads)
+    """The product of a synapse's operands `[N, H, W, C]`, int32, and what was done.
+
+    largest: the largest sum. planes: by bit planes.
+    """
+    right, *values = (_matrices(x, synapse.heads) for x in operands[1:])
+    if synapse.keys:
+        left = _matrices(operands[0], synapse.heads)
+    else:
+        left, right = operands[0].transpose(0, 3, 1, 2), right.swapaxes(2, 3)
     # rows and columns, of which both sum over the last axis: channels of Q and K, or keys of scores and V
-    left, right = (
-        (_matrices(one, synapse.heads), right) if synapse.keys else (one.transpose(0, 3, 1, 2), right.swapaxes(2, 3))
-    )
+    result: Any
     if planes:
-        result, counts = _pairs(left, right)
+        result, counts = _by_planes(left, right, *values)
     else:
         kind: Any = np.float32 if largest < FLOAT32_BOUND else np.float64
-        result = left.astype(kind) @ right.astype(kind).swapaxes(2, 3)
-        counts = Counts(products=len(one) * dense_products(synapse))
+        rows, columns, *others = (x.astype(kind) for x in (left, right.swapaxes(2, 3), *values))
+        linear = is_linear(synapse)
+        result = rows @ (columns @ others[0]) if linear else reduce(np.matmul, [rows, columns, *others])
+        counts = Counts(products=len(left) * dense_products(synapse))
     channels, height, width = synapse.out_shape
-    last = result.transpose(0, 2, 3, 1) if synapse.keys else result.swapaxes(1, 2)
+    last = result.swapaxes(1, 2) if synapse.values else result.transpose(0, 2, 3, 1)
     return np.ascontiguousarray(last).astype(np.int32).reshape(-1, height, width, channels), counts
-
-
-def attend(
-    synapse: Synapse, q: Integers, k: Integers, v: Integers, largest: int, planes: bool
-) -> tuple[NDArray[np.int32], Counts]:
-    """(Q K^T) V of levels `[N, H, W, C]`, int32, and what was done. largest: the largest sum. planes: by bit planes."""
-    matrices = [_matrices(x, synapse.heads) for x in (q, k, v)]
-    if planes:
-        result, counts = _by_planes(*matrices)
-    else:
-        kind: Any = np.float32 if largest < FLOAT32_BOUND else np.float64
-        queries, keys, values = (x.astype(kind) for x in matrices)
-        keys = keys.swapaxes(-2, -1)
-        result = queries @ (keys @ values) if is_linear(synapse) else (queries @ keys) @ values
-        counts = Counts(products=len(q) * dense_products(synapse))
-    return np.ascontiguousarray(result.swapaxes(1, 2)).astype(np.int32).reshape(q.shape), counts
 
 
 def _matrices(levels: Integers, heads: int) -> Integers:
@@ -79,44 +67,34 @@ def _matrices(levels: Integers, heads: int) -> Integers:
     return levels.reshape(len(levels), -1, heads, levels.shape[-1] // heads).swapaxes(1, 2)
 
 
-def _pairs(left: Integers, right: Integers) -> tuple[NDArray[np.int64], Counts]:
-    """left @ right^T of levels `[N, heads, rows, summed]` and `[N, heads, columns, summed]`, by bit planes."""
-    out, counts = np.zeros((*left.shape[:3], right.shape[2]), np.int64), Counts()
-    for some, result in enumerate(out):
-        columns = list(_words(right[some]))
-        length = max(SCORES_AT_A_TIME // (right[some, :, :, 0].size * -(-right.shape[3] // WORD_BITS)), 1)
-        for weight, words in _words(left[some]):
-            for start in range(0, left.shape[2], length):
-                block = slice(start, start + length)
-                _add_scores(result[:, block], weight, words[:, block, None], columns, counts)
-    counts.formations = int(sum(popcount(x).sum(dtype=np.int64) for x in (left, right)))
-    counts.neurons_active = int(sum(np.count_nonzero(x) for x in (left, right)))
-    return out, counts
-
-
-def _by_planes(q: Integers, k: Integers, v: Integers) -> tuple[NDArray[np.int64], Counts]:
-    out, counts = np.zeros(v.shape, np.int64), Counts()
-    for some in range(len(q)):
-        rows, columns = list(_words(q[some])), list(_words(k[some]))
-        values = [(weight, plane.astype(np.float64)) for weight, plane in _signed_planes(v[some])]
-        read = np.zeros(k.shape[1:3], np.int64)  # of each token of K, how many scores are not zero
-        # an image's scores may be many: a few queries at a time
-        length = max(SCORES_AT_A_TIME // (read.size * -(-k.shape[3] // WORD_BITS)), 1)
-        for start in range(0, q.shape[2], length):
+def _by_planes(left: Integers, right: Integers, v: Integers | None = None) -> tuple[NDArray[np.int64], Counts]:
+    """left @ right^T, and that @ v, of levels `[N, heads, rows, summed]` and `[N, heads, columns, summed]`."""
+    out = np.zeros((*left.shape[:3], right.shape[2]) if v is None else v.shape, np.int64)
+    counts, operands = Counts(), [x for x in (left, right, v) if x is not None]
+    for some in range(len(left)):
+        rows, columns = list(_words(left[some])), list(_words(right[some]))
+        values = [] if v is None else [(weight, plane.astype(np.float64)) for weight, plane in _signed_planes(v[some])]
+        read = np.zeros(right.shape[1:3], np.int64)  # of each column, how many scores are not zero
+        # an image's scores may be many: a few rows at a time
+        length = max(SCORES_AT_A_TIME // (read.size * -(-right.shape[3] // WORD_BITS)), 1)
+        for start in range(0, left.shape[2], length):
             block = slice(start, start + length)
-            scores = np.zeros((*q[some, :, block].shape[:2], k.shape[2]), np.int64)
+            scores = np.zeros((*left[some, :, block].shape[:2], right.shape[2]), np.int64)
             for weight, words in rows:
                 _add_scores(scores, weight, words[:, block, None], columns, counts)
+            if v is None:
+                out[some, :, block] = scores
+                continue
             read += np.count_nonzero(scores, axis=1)
             real = scores.astype(np.float64)
             for weight, plane in values:
                 out[some, :, block] += weight * (real @ plane).astype(np.int64)  # below 2^31: exact
-        # each set bit of V adds the scores of its token that are not zero
-        added = int((read * popcount(v[some]).sum(-1, dtype=np.int64)).sum())
-        counts.accumulations += added
-        counts.additions += added
-    counts.formations = int(sum(popcount(x).sum(dtype=np.int64) for x in (q, k, v)))
-    counts.neurons_active = int(sum(np.count_nonzero(x) for x in (q, k, v)))
+        if v is not None:  # each set bit of V adds the scores of its token that are not zero
+            added = int((read * popcount(v[some]).sum(-1, dtype=np.int64)).sum())
+            counts.accumulations += added
+            counts.additions += added
+    counts.formations = int(sum(popcount(x).sum(dtype=np.int64) for x in operands))
+    counts.neurons_active = int(sum(np.count_nonzero(x) for x in operands))
     return out, counts
 
 

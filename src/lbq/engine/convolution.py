@@ -1,8 +1,8 @@
 """Convolutions of integer levels by the native library. No torch.
 
-Four methods give the same int32 currents of 8-bit levels: `bitplane` adds a weight row for every set bit of a level,
-`level` adds a multiple of the row for every level that is not zero, `pairs` adds the row once for two timesteps (see
-pairs.py), and `dense` multiplies everything. All arrays are channels last, which makes a weight row contiguous.
+Three methods give the same int32 currents of 8-bit levels: `bitplane` adds a weight row for every set bit of a level,
+`pairs` adds the row once for two timesteps (see pairs.py), and `dense` multiplies everything. All arrays are channels last,
+which makes a weight row contiguous.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from lbq.errors import LbqError
 from lbq.graph import output_size
 from lbq.graph.levels import row_sums
 
-Method = Literal["bitplane", "dense", "level", "pairs"]
+Method = Literal["bitplane", "dense", "pairs"]
 Backend = Literal["horner", "preshifted", "fused", "explicit"]
-METHODS: dict[str, int] = {"bitplane": 0, "dense": 1, "level": 2, "pairs": 3}  # the enums of native.h
+METHODS: dict[str, int] = {"bitplane": 0, "dense": 1, "pairs": 2}  # the enums of native.h
 BACKENDS: dict[str, int] = {"horner": 0, "preshifted": 1, "fused": 2, "explicit": 3}
 MOST_WEIGHT_ROWS = 2**16 - 1  # weight rows, and the row of zeros behind them, are numbered in 16 bits
 MOST_TAPS = 256
@@ -36,7 +36,7 @@ LARGEST_CURRENT = 2**31 - 1
 class Counts:
     """What a call did. Machine instructions are fewer: one adds many weights.
 
-    accumulations: weights added, one for each set bit (method `level`: each active input), valid tap and output.
+    accumulations: weights added, one for each set bit, valid tap and output.
     formations: set bits, each counted once.
     shifts: weights that were shifted before they were added (backend `explicit`).
     horner_shifts: accumulators that were shifted between planes (backend `horner`), one for each output and plane below the
@@ -128,9 +128,6 @@ class ConvStep(Step):
     def counts(self) -> Counts:
         if self.method == "dense":
             return Counts()
-        if self.method == "level":
-            added, formed, _, active, additions = map(int, self.counted)
-            return Counts(added, formed, neurons_active=active, additions=additions)
         by_planes = self.out.size
         if self.method == "pairs":  # only a last timestep without a partner
             by_planes = by_planes // self.timesteps * (self.timesteps % 2)

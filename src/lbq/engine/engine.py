@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +23,7 @@ from lbq.engine.runner import Runner
 from lbq.engine.stream import Stream
 from lbq.errors import ArtefactError, LbqError
 from lbq.graph import shortest, with_sides
-from lbq.graph.endless import spread
-from lbq.graph.integer import MOST_STEPS, Exits, IntegerNetwork
+from lbq.graph.integer import MOST_STEPS, IntegerNetwork
 from lbq.native import cpus
 
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
@@ -67,11 +65,7 @@ class Network:
         Network.__init__(self, **state)
 
     def __repr__(self) -> str:
-        net = self.network
-        return (
-            f"Network({net.facts.get('model', 'own network')}: {list(net.input_shape)} -> {net.readout.shape[0]} classes, "
-            f"{len(net.layers)} spiking layers, T = {net.timesteps}, {net.parameters:,} weights)"
-        )
+        return f"Network({self.network})"
 
     def run(
         self,
@@ -106,42 +100,30 @@ class Network:
             raise LbqError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         threads = 1 if threads is None and callable(trace) else thread_count(threads)
         if exit:
-            return self._run_with_exits(x, engine, trace, threads, backend, progress)
+            if self.network.exits is None:
+                raise LbqError(
+                    "the network has no margins to stop by: choose them with lbq exits MODEL DATA --share 0.05"
+                )
+            if trace:
+                raise LbqError(
+                    "inputs that stop early have no levels at later timesteps: run with exit=False for a trace"
+                )
+            stages = self.stages()
+            out = exits.run(self.network, x, lambda t, some: stages[t - 1].run(some, engine, False, threads, backend))
+            if progress is not None:
+                progress(len(out.logits))
+            return out
         with self.unchanged():
             many = x.shape[0 if self.network.static else 1] >= cuda.LEAST_IMAGES
             if engine == "cuda" or (engine == "auto" and many and cuda.available()):
                 return self.on_device("cuda").run(x, trace, progress)
             return self._on_cpu().run(x, engine, trace, threads, backend, progress)
 
-    def _run_with_exits(
-        self,
-        x: NDArray[np.uint8],
-        engine: Engine,
-        trace: bool | OnLevels,
-        threads: int,
-        backend: Backend,
-        progress: Callable[[int], None] | None,
-    ) -> Output:
-        if self.network.exits is None:
-            raise LbqError("the network has no margins to stop by: choose them with lbq exits MODEL DATA --share 0.05")
-        if trace:
-            raise LbqError("inputs that stop early have no levels at later timesteps: run with exit=False for a trace")
-        out = exits.run(
-            self.stages(), self.network.exits, x, lambda stage, some: stage.run(some, engine, False, threads, backend)
-        )
-        if progress is not None:
-            progress(len(out.logits))
-        return out
-
     def stages(self) -> tuple[Network, ...]:
         """The network over 1, 2, ... of its timesteps, the last one over all of them."""
         if self._stages is None:
             net = self.network
             exits.check(net)
-            if net.exits is None:
-                spans = range(1, net.timesteps)
-                bias = np.array([[spread(b, t, net.timesteps) for b in net.readout.bias.tolist()] for t in spans])
-                net = replace(net, exits=Exits((0,) * len(spans), bias.astype(np.int64), (0.0,) * len(spans), "none"))
             self._stages = tuple(Network(net.first(t), None, self._file) for t in range(1, net.timesteps + 1))
         return self._stages
 
@@ -156,11 +138,14 @@ class Network:
         exits.check(self.network)
         if len(shares) != self.network.timesteps - 1 or not all(0 <= share <= 1 for share in shares):
             raise LbqError(f"shares must be {self.network.timesteps - 1} numbers from 0 to 1, got {list(shares)}")
-
-        def run_stage(stage: Network, some: NDArray[np.uint8]) -> Output:
-            return stage.run(some, threads=threads)
-
-        chosen = exits.choose(self.network, self.stages(), self._checked(inputs), shares, source, run_stage)
+        stages = self.stages()
+        chosen = exits.choose(
+            self.network,
+            self._checked(inputs),
+            shares,
+            source,
+            lambda t, some: stages[t - 1].run(some, threads=threads),
+        )
         return Network(chosen, self.golden, self._file)
 
     def over(self, timesteps: int) -> Network:
@@ -175,10 +160,7 @@ class Network:
                 f"layer {mixed[0]!r} mixes {net.timesteps} timesteps: train another network over {timesteps}"
             )
         with self.unchanged():
-            bias = [spread(b, timesteps, net.timesteps) for b in net.readout.bias.tolist()]
-            readout = replace(net.readout, bias=np.array(bias, np.int64))
-            scale = net.scale * net.timesteps / timesteps
-            network = replace(net, timesteps=timesteps, readout=readout, scale=scale, exits=None)
+            network = net.over(timesteps)
             try:
                 artefact.proved(network)
             except ArtefactError as error:
@@ -200,7 +182,7 @@ class Network:
         window: logits are of so many of the latest frames; default the network's timesteps.
         restart: begin anew after so many frames, for which alone membranes are then proved to fit. None: never.
         """
-        return Stream(self, window, restart, engine, threads)
+        return Stream(self.network, self.unchanged, window, restart, engine, threads)
 
     def with_golden(self, inputs: NDArray[np.uint8]) -> Network:
         """The network with golden vectors: these inputs, and what its dense engine gives for them."""

@@ -6,27 +6,24 @@ Where the native library alone did the work for some images, the calls are recor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine import attention, numpy_kernels
 from lbq.engine.convolution import Backend, Counts, Method
-from lbq.engine.memory import Workspace
-from lbq.engine.method import Choice, EngineName, fallback
-from lbq.engine.neuron import Emitted, emitted
+from lbq.engine.memory import Plan, Workspace
+from lbq.engine.method import Choice, EngineName, Prepared, fallback
+from lbq.engine.neuron import Emitted, LayerNeurons, emitted
 from lbq.engine.steps import PoolStep, ReadoutStep, add_step
 from lbq.engine.tape import Tape, perform
 from lbq.graph import INPUT, Gate, Pool, Synapse
-from lbq.graph.integer import IntegerLayer
+from lbq.graph.integer import IntegerLayer, IntegerNetwork
 from lbq.graph.levels import Integers, highest_level, pool
-
-if TYPE_CHECKING:
-    from lbq.engine.runner import Runner
 
 OnLevels = Callable[[str, Integers], None]  # layer, levels [T, B, C, H, W], which are overwritten later
 OnMembranes = Callable[[str, int, NDArray[np.int32]], None]  # layer, timestep, membranes [B, H, W, C] before emission
@@ -54,6 +51,28 @@ class Head:
         s = self.synapse
         plain = s.groups == 1 and s.dilation == (1, 1) and s.padding == (0, 0) and fallback() is None
         return plain and levels.shape[1:3] == s.weight.shape[2:] and levels.dtype in (np.uint8, np.int8, np.int32)
+
+
+class Program:
+    """A network and what all its executions share: the plan of their memory, its synapses and neurons ready to run.
+
+    carried: for each layer of a network of one timestep, what of its membranes `[1, H, W, C]` the next run of one input begins
+        with. None: every run begins from rest.
+    """
+
+    def __init__(self, network: IntegerNetwork, carried: dict[str, NDArray[np.int32]] | None = None) -> None:
+        self.network, self.carried, self.plan = network, carried, Plan(network)
+        self.prepared = {
+            s.name: Prepared(s, network.largest(s), network.negative(s), self._timesteps(s))
+            for layer in network.layers
+            for s in layer.convs
+        }
+        self.heads = {s.name: Head(s) for s in network.readout.convs}
+        self.neurons = {layer.name: LayerNeurons(layer) for layer in network.layers}
+
+    def _timesteps(self, synapse: Synapse) -> int:
+        """How many timesteps a synapse reads: a static image's current is computed once."""
+        return 1 if synapse.source == INPUT and self.network.static else self.network.timesteps
 
 
 class Recording:
@@ -87,7 +106,7 @@ class Execution:
     emitted: the number of steps on the tape after which a layer's levels are there, the layer and the levels.
     """
 
-    runner: Runner
+    program: Program
     space: Workspace
     engine: EngineName
     backend: Backend
@@ -105,7 +124,7 @@ class Execution:
 
     def run(self, x: NDArray[np.uint8]) -> NDArray[np.int64]:
         """The logits."""
-        net = self.runner.network
+        net = self.program.network
         x = x.reshape(-1, *net.input_shape)
         self.batch = len(x) // net.frames
         self.levels[INPUT] = x.transpose(0, 2, 3, 1).copy()
@@ -113,7 +132,7 @@ class Execution:
             self._layer(layer)
             for gate in net.gates_behind(layer.name):
                 self._gate(gate)
-            last = self.runner.plan.last
+            last = self.program.plan.last
             self.pooled = {k: v for k, v in self.pooled.items() if last[k[0]] > i}
         return self._readout()
 
@@ -122,7 +141,7 @@ class Execution:
         return self.engine != "dense" and fallback() is None
 
     def _layer(self, layer: IntegerLayer) -> None:
-        net = self.runner.network
+        net = self.program.network
         rows = net.timesteps * self.batch
         total: NDArray[np.int32] | None = None
         for synapse in layer.convs:
@@ -132,15 +151,12 @@ class Execution:
         shortcuts = [self._shortcut(s) for s in layer.identities]
         out = self.space.levels(layer, rows)
         static = total is not None and len(total) != rows
-        neurons = self.runner.neurons[layer.name]
-        if layer.matmuls:  # in NumPy; a tape would not repeat it
-            total, static, self.native = self._add_products(layer, total, out.shape), False, False
-            neurons = neurons.for_complete_sums()
-        if neurons.mixing is not None:  # in NumPy, over the whole sequence; a tape would not repeat it
-            total, static = neurons.mixed(total, shortcuts, out.shape, static, net.timesteps), False
-            neurons, shortcuts, self.native = neurons.after_mixing(), [], False
+        neurons = self.program.neurons[layer.name]
+        if layer.matmuls or neurons.mixing is not None:  # in NumPy; a tape would not repeat it
+            total = neurons.complete(total, shortcuts, self._products(layer), out.shape, static, net.timesteps)
+            neurons, shortcuts, static, self.native = neurons.for_complete_currents(), [], False, False
         watch = None if self.watch is None else partial(self.watch, layer.name)
-        carried = None if self.runner.carried is None else self.runner.carried[layer.name]
+        carried = None if self.program.carried is None else self.program.carried[layer.name]
         if self.by_library and all(levels.itemsize == 1 for levels in shortcuts):
             membranes = None if watch is None else np.empty(out.shape, np.int32)
             step = neurons.step(total, shortcuts, out, static, net.timesteps, membranes, carried)
@@ -158,25 +174,19 @@ class Execution:
         if self.on_levels is not None:
             self.on_levels(layer.name, levels)
 
-    def _add_products(
-        self, layer: IntegerLayer, total: NDArray[np.int32] | None, shape: tuple[int, ...]
-    ) -> NDArray[np.int32]:
-        """Currents in units of the membrane, with those of products of levels, whose constants are in such units."""
-        whole = np.zeros(shape, np.int32)
-        if total is not None:
-            whole.reshape(-1, *total.shape)[...] = total << layer.fraction
+    def _products(self, layer: IntegerLayer) -> Iterator[NDArray[np.int32]]:
+        """Currents of products of levels, `[T * B, H, W, C]` in units of the membrane."""
         for s in layer.matmuls:
             operands = [self.levels[source] for source in s.sources]
-            largest, planes = self.runner.network.largest(s), self._by_planes(s.name)
+            largest, planes = self.program.network.largest(s), self._by_planes(s.name)
             product, counts = attention.multiply(s, operands, largest, planes)
-            whole += s.weight * product
             self.counted[s.name] = partial(_constant, counts)
-        return whole
+            yield s.weight * product
 
     def _gate(self, gate: Gate) -> None:
         """A gate's levels, right behind its last operand: the memory of operands may be used again later."""
         factor, levels = (self.levels[operand] for operand in gate.operands)
-        self.levels[gate.name] = attention.gate_levels(factor, levels, self.runner.network.is_signed(gate.name))
+        self.levels[gate.name] = attention.gate_levels(factor, levels, self.program.network.is_signed(gate.name))
         counts = attention.gate_counts(factor, levels, self._by_planes(gate.name))
         self.native, self.counted[gate.name] = False, partial(_constant, counts)
 
@@ -206,7 +216,7 @@ class Execution:
         return self.pooled[key]
 
     def _pool(self, synapse: Synapse) -> Integers:
-        net = self.runner.network
+        net = self.program.network
         signed = net.negative(synapse)
         narrow = net.largest(synapse) <= highest_level(signed)
         levels, pools = self.levels[synapse.source], synapse.pools
@@ -225,7 +235,7 @@ class Execution:
         return levels.astype(np.int8 if signed else np.uint8, copy=False) if narrow else levels
 
     def _convolve(self, synapse: Synapse, levels: Integers, out: NDArray[np.int32]) -> NDArray[np.int32]:
-        prepared = self.runner.prepared[synapse.name]
+        prepared = self.program.prepared[synapse.name]
         choice = self.choices.get(synapse.name)
         if choice is None:
             density = self._activity(synapse, levels)().bits / levels.size
@@ -255,7 +265,7 @@ class Execution:
         return partial(emitted, levels) if known is None else known
 
     def _readout(self) -> NDArray[np.int64]:
-        net = self.runner.network
+        net = self.program.network
         logits: NDArray[np.int64] = np.tile(net.readout.bias.astype(np.int64), (self.batch, 1))
         bias: NDArray[np.int64] | None = net.readout.bias  # the first native step writes it, in every replay too
         method: Method = "dense" if self.engine == "dense" else "bitplane"
@@ -263,7 +273,7 @@ class Execution:
         for synapse in net.readout.synapses:
             levels = self._read(synapse)
             largest = net.largest(synapse) * net.timesteps
-            head = self.runner.heads.get(synapse.name)
+            head = self.program.heads.get(synapse.name)
             if head is not None and self.by_library and self.native and head.native_takes(levels):
                 self.choices[synapse.name] = Choice("native", "bitplane", reason)
                 step = ReadoutStep(levels, head.rows, bias, logits, net.timesteps, largest, self.backend)

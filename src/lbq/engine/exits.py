@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +18,7 @@ from lbq.engine.output import Output
 from lbq.errors import LbqError
 from lbq.graph.integer import Exits, IntegerNetwork
 
-if TYPE_CHECKING:
-    from lbq.engine.engine import Network
-
-Run = Callable[["Network", NDArray[np.uint8]], Output]
+RunStage = Callable[[int, NDArray[np.uint8]], Output]  # some inputs through the network over so many timesteps
 
 
 def leads(logits: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -36,49 +32,42 @@ def some(x: NDArray[np.uint8], static: bool, which: NDArray[np.intp], timesteps:
     return x[which] if static else x[:timesteps, which]
 
 
-def run(stages: Sequence[Network], exits: Exits, x: NDArray[np.uint8], run_stage: Run) -> Output:
-    """stages: the network over 1, 2, ... timesteps. Logits are those of the timestep at which an input stopped."""
-    whole = stages[-1].network
-    left = np.arange(x.shape[0 if whole.static else 1])
-    logits = np.empty((len(left), whole.readout.shape[0]), np.int64)
-    stopped = np.full(len(left), whole.timesteps)
+def run(network: IntegerNetwork, x: NDArray[np.uint8], run_stage: RunStage) -> Output:
+    """Logits are those of the timestep at which an input stopped."""
+    assert network.exits is not None
+    left = np.arange(x.shape[0 if network.static else 1])
+    logits = np.empty((len(left), network.readout.shape[0]), np.int64)
+    stopped = np.full(len(left), network.timesteps)
     counts: dict[str, Counts] = {}
     choices: dict[str, Choice] = {}
-    for timesteps, stage in enumerate(stages, 1):
-        out = run_stage(stage, some(x, whole.static, left, timesteps))
+    for timesteps, margin in enumerate((*network.exits.margins, 0), 1):  # after the last timestep all stop
+        out = run_stage(timesteps, some(x, network.static, left, timesteps))
         logits[left] = out.logits
         choices |= out.choices
         for name, count in out.counts.items():
             counts[name] = counts.get(name, Counts()) + count
-        if timesteps == whole.timesteps:
-            break
-        done = leads(out.logits) >= exits.margins[timesteps - 1]
+        done = leads(out.logits) >= margin
         stopped[left[done]] = timesteps
         left = left[~done]
         if not len(left):
             break
-    return Output(logits, whole.scale, counts, choices, timesteps=stopped, whole=whole.timesteps)
+    return Output(logits, network.scale, counts, choices, timesteps=stopped, whole=network.timesteps)
 
 
 def choose(
-    network: IntegerNetwork,
-    stages: Sequence[Network],
-    x: NDArray[np.uint8],
-    shares: Sequence[float],
-    source: str,
-    run_stage: Run,
+    network: IntegerNetwork, x: NDArray[np.uint8], shares: Sequence[float], source: str, run_stage: RunStage
 ) -> IntegerNetwork:
     """The network with margins such that these shares of `x` go on after timesteps 1, 2, ...; fewer, where leads are equal."""
     count = x.shape[0 if network.static else 1]
     left, margins, gone_on = np.arange(count), [], []
-    for timesteps, (share, stage) in enumerate(zip(shares, stages[:-1], strict=True), 1):
-        lead = leads(run_stage(stage, some(x, network.static, left, timesteps)).logits)
+    for timesteps, share in enumerate(shares, 1):
+        lead = leads(run_stage(timesteps, some(x, network.static, left, timesteps)).logits)
         going = min(round(share * count), len(left))
         margin = int(np.sort(lead)[going]) if going < len(left) else int(lead.max()) + 1
         left = left[lead < margin]
         margins.append(margin)
         gone_on.append(len(left) / count)
-    bias = np.stack([stage.network.readout.bias for stage in stages[:-1]])
+    bias = np.stack([network.first(t).readout.bias for t in range(1, network.timesteps)])
     return replace(network, exits=Exits(tuple(margins), bias, tuple(gone_on), source))
 
 

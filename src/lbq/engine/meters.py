@@ -50,12 +50,3 @@ class PackageMeter(Meter):
 
 def _text(path: Path) -> str:
     return path.read_text().strip() if path.is_file() else ""
-
-
-def meter_for(engine: str) -> Meter:
-    """The counter of what runs an engine: of the GPU for `cuda`, else of the processor."""
-    if engine != "cuda":
-        return PackageMeter()
-    from lbq.engine.cuda.meter import CardMeter
-
-    return CardMeter()

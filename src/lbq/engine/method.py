@@ -42,9 +42,7 @@ class Prepared:
     largest: int  # the largest level that it reads
     signed: bool
     timesteps: int = 1  # that lie one after the other in what it reads
-    crossover: float | None = (
-        None  # density at which the dense kernel is as fast as the lists, those of planes or pairs
-    )
+    crossover: float | None = None  # density at which the dense kernel is as fast as the lists of planes or pairs
     chosen: Literal["lists", "dense"] | None = None  # the latest choice
     lists: PairLists | None = None  # chosen on the first images
     gain: float = 1.0  # time of planes over that of pairs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ class LayerNeurons:
     ) -> Emitted:
         """Write levels to `out` [T * B, H, W, C], from convolution currents and the levels on each identity synapse.
 
-        Where currents are mixed over time, they must be all there and mixed already: see `mixed`.
+        Where currents are mixed over time, they must be all there and mixed already: see `complete`.
 
         currents: `[T * B, ...]`, or `[B, ...]` where `static`: the same at every timestep. None: no convolution leads here.
         shortcuts: levels `[T * B, ...]`.
@@ -129,34 +129,30 @@ class LayerNeurons:
         for weight, levels in zip(self.identities, shortcuts, strict=True):
             out += weight * levels
 
-    def mixed(
+    def complete(
         self,
         currents: NDArray[np.int32] | None,
         shortcuts: list[Integers],
+        products: Iterable[NDArray[np.int32]],
         shape: tuple[int, ...],
         static: bool,
         timesteps: int,
     ) -> NDArray[np.int32]:
-        """Currents of all timesteps mixed, `[T * B, H, W, C]` as `shape` says; `after_mixing` takes them as its currents."""
-        assert self.mixing is not None
+        """All that a membrane adds, of all timesteps, mixed where it is to be: `[T * B, H, W, C]` as `shape` says."""
         batch = shape[0] // timesteps
         whole = np.empty((timesteps, batch, *shape[1:]), np.int32)
         for t, out in enumerate(whole):
             now = slice(t * batch, (t + 1) * batch)
             self._current(currents if static or currents is None else currents[now], [s[now] for s in shortcuts], out)
-        return self.mixing.of(whole).reshape(shape)
+        for product in products:
+            whole += product.reshape(whole.shape)
+        return (whole if self.mixing is None else self.mixing.of(whole)).reshape(shape)
 
-    def after_mixing(self) -> LayerNeurons:
-        """The same neurons for currents that are complete: no bias, no shortcuts, no fraction to shift by."""
-        after = copy.copy(self)
-        after.fraction, after.bias, after.identities, after.mixing = 0, np.zeros_like(self.neuron.reset), [], None
-        return after
-
-    def for_complete_sums(self) -> LayerNeurons:
-        """The same neurons for sums of currents that are in the membrane's units already."""
-        complete = copy.copy(self)
-        complete.fraction = 0
-        return complete
+    def for_complete_currents(self) -> LayerNeurons:
+        """The same neurons with nothing to add to their currents: no bias, no shortcuts, no fraction to shift by."""
+        plain = copy.copy(self)
+        plain.fraction, plain.bias, plain.identities, plain.mixing = 0, np.zeros_like(self.neuron.reset), [], None
+        return plain
 
     def step(
         self,

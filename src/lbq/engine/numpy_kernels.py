@@ -65,12 +65,7 @@ class PackedConv:
         for start in range(0, len(levels), images):  # a few images at a time, so that gathered rows stay small
             some, acc = levels[start : start + images], out[start : start + images].reshape(-1, self.outputs)
             acc[:] = 0
-            if method == "level":
-                at = np.nonzero(some)
-                added = self._gather(at, some[at], acc, size)
-                counts += Counts(added, neurons_active=len(at[0]), additions=added)
-            else:
-                counts += self._by_planes(some, acc, size, planes, backend)
+            counts += self._by_planes(some, acc, size, planes, backend)
         return out, counts
 
     def _multiply(self, levels: Integers, out: NDArray[Any]) -> None:

@@ -48,6 +48,10 @@ def resolve(name_or_path: Path | str) -> Path:
     """The file of a network: `name_or_path` is a name of `lbq models`, a file, or a folder for a hub."""
     path = Path(name_or_path)
     if path.is_dir():
+        if (path / "config.toml").is_file() and not (path / CONFIG).is_file():
+            inside = (path / FILE).is_file()
+            instead = f"give {path / FILE}" if inside else f"deploy it first, `lbq deploy {path} -o {FILE}`"
+            raise ArtefactError(f"{path} is a run folder, not a deployed network: {instead}")
         if missing := [name for name in (CONFIG, FILE) if not (path / name).is_file()]:
             raise ArtefactError(
                 f"{path} is not a file, and as a folder for a hub it lacks {missing[0]}: give a model.lbq that `lbq deploy` "

@@ -18,13 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine.convolution import Backend, Counts
-from lbq.engine.execution import Execution, Head, OnLevels, OnMembranes, Recording
-from lbq.engine.memory import Plan, Workspace
-from lbq.engine.method import Choice, EngineName, Prepared, fallback
-from lbq.engine.neuron import LayerNeurons
+from lbq.engine.execution import Execution, OnLevels, OnMembranes, Program, Recording
+from lbq.engine.memory import Workspace
+from lbq.engine.method import Choice, EngineName, fallback
 from lbq.engine.output import Output
 from lbq.engine.tape import recording
-from lbq.graph import INPUT, Synapse
 from lbq.graph.integer import IntegerNetwork
 from lbq.graph.levels import Integers
 from lbq.native import isa
@@ -34,24 +32,11 @@ MOST_RECORDINGS = 4  # of one workspace: engines take turns, and choices change
 NEURON_STEPS_PER_PIECE = 2**18  # of the largest layer: 1 MiB of currents
 
 
-class Runner:
-    """An integer network ready to run on this machine's CPU.
-
-    carried: for each layer of a network of one timestep, what of its membranes `[1, H, W, C]` the next run of one input begins
-        with. None: every run begins from rest.
-    """
+class Runner(Program):
+    """An integer network ready to run on this machine's CPU."""
 
     def __init__(self, network: IntegerNetwork, carried: dict[str, NDArray[np.int32]] | None = None) -> None:
-        self.carried = carried
-        self.network = network
-        self.plan = Plan(network)
-        self.prepared = {
-            s.name: Prepared(s, network.largest(s), network.negative(s), self._timesteps(s))
-            for layer in network.layers
-            for s in layer.convs
-        }
-        self.heads = {s.name: Head(s) for s in network.readout.convs}
-        self.neurons = {layer.name: LayerNeurons(layer) for layer in network.layers}
+        super().__init__(network, carried)
         widest = max(layer.units for layer in network.layers) * network.timesteps
         self.images_per_piece = max(NEURON_STEPS_PER_PIECE // widest, 1)
         self._spaces: list[Workspace] = []
@@ -104,10 +89,6 @@ class Runner:
             with ThreadPoolExecutor(threads) as workers:
                 parts += workers.map(run_piece, pieces[shared:])
         return self._joined(parts, trace is True)
-
-    def _timesteps(self, synapse: Synapse) -> int:
-        """How many timesteps a synapse reads: a static image's current is computed once."""
-        return 1 if synapse.source == INPUT and self.network.static else self.network.timesteps
 
     def _settle(self, engine: EngineName, backend: Backend, images: int) -> tuple[dict[str, Choice], bool]:
         """The choices for these images, and whether all are made. Choices hold for `IMAGES_PER_CHOICE` images."""

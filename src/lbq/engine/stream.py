@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,7 @@ from lbq.engine.tape import aligned
 from lbq.errors import LbqError
 from lbq.graph import shortest, with_sides
 from lbq.graph.endless import check_membranes, over_window
-from lbq.graph.integer import MOST_STEPS
-
-if TYPE_CHECKING:
-    from lbq.engine.engine import Network
+from lbq.graph.integer import MOST_STEPS, IntegerNetwork
 
 STREAM_ENGINES: tuple[EngineName, ...] = ("auto", "dense", "bitplane")
 
@@ -28,24 +26,25 @@ class Stream:
     """Frames one by one through a network: `Network.stream` makes it. Membranes and the window are this stream's own.
 
     frames: how many it has seen since it began, or since the last restart. One thread at a time may use it.
+    unchanged: refuses results where the network's file was written to.
     """
 
     def __init__(
         self,
-        net: Network,
+        network: IntegerNetwork,
+        unchanged: Callable[[], AbstractContextManager[None]],
         window: int | None = None,
         restart: int | None = None,
         engine: EngineName = "auto",
         threads: int = 1,
     ) -> None:
-        whole = net.network
         if engine not in STREAM_ENGINES:
             raise LbqError(f"engine must be one of {', '.join(STREAM_ENGINES)} for a stream, got {engine!r}")
         if restart is not None and (type(restart) is not int or not 1 <= restart <= MOST_STEPS):
             raise LbqError(f"restart must be a whole number of frames in 1..{MOST_STEPS}, got {restart!r}")
-        check_membranes(whole, restart)
-        self._net, self._engine, self._threads, self.restart = net, engine, threads, restart
-        self.network = over_window(whole, whole.timesteps if window is None else window)
+        check_membranes(network, restart)
+        self._unchanged, self._engine, self._threads, self.restart = unchanged, engine, threads, restart
+        self.network = over_window(network, network.timesteps if window is None else window)
         readout = replace(self.network.readout, bias=np.zeros_like(self.network.readout.bias))  # added once, below
         one = replace(self.network, timesteps=1, readout=readout)
         self._carried = {layer.name: aligned((1, *layer.shape[1:], layer.shape[0]), np.int32) for layer in one.layers}
@@ -60,7 +59,7 @@ class Stream:
 
     def __repr__(self) -> str:
         again = "" if self.restart is None else f", anew after {self.restart}"
-        return f"Stream({self.frames} frames so far, logits of the latest {self.window}{again}; {self._net!r})"
+        return f"Stream({self.frames} frames so far, logits of the latest {self.window}{again}; {self.network})"
 
     def reset(self) -> None:
         """Begin anew: membranes at rest, no frames seen."""
@@ -78,7 +77,7 @@ class Stream:
         x = self._checked(frame)
         if self.frames == self.restart:
             self.reset()
-        with self._net.unchanged():
+        with self._unchanged():
             out = self._runner.run(
                 x[None] if self.network.static else x[None, None], self._engine, trace, self._threads
             )

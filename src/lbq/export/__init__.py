@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from lbq.engine.published import resolve
-from lbq.errors import GraphError, LbqError, nearest
+from lbq.errors import LbqError, nearest
 from lbq.export.cortex_m import check_target
-from lbq.graph import Layered
 
 FORMATS = {
     "c": "C99 sources that need nothing but a compiler",
     "c-step": "the same for one timestep, with a state that the caller keeps",
-    "web": "one page that runs it in a browser, without a network",
+    "web": "one page that runs it in a browser, offline",
     "wasm": "a WebAssembly module and its JavaScript",
     "onnx": "an ONNX model of standard operators, all timesteps in one",
     "onnx-step": "the same for one timestep, with explicit state",
@@ -31,15 +30,6 @@ def check_format(format: str) -> str:
     if format not in FORMATS:
         raise LbqError(f"--format {format!r} is not known{nearest(format, FORMATS)}")
     return format
-
-
-def refuse_unknown(network: Layered[Any], format: str) -> None:
-    """Refuse networks of LM-HT's neurons: these formats run one timestep after the other."""
-    if names := network.mixed_layers:
-        raise GraphError(
-            f"layer {names[0]!r} mixes the currents of all timesteps (LM-HT), which has no form in {format}: use model.lbq "
-            "with lbq run, or another neuron"
-        )
 
 
 def export(
@@ -62,6 +52,8 @@ def export(
     if check_format(format) == "nir":
         raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")
     check_target(target, format)
+    if name != "model" and format not in ("c", "c-step", "wasm"):
+        raise LbqError(f"--name is for --format c, c-step and wasm, not {format}")
     if window is not None and format != "c-step":
         raise LbqError(f"--window is for --format c-step, not {format}")
     model, out = resolve(model), Path(out)

@@ -24,8 +24,8 @@ from lbq._version import __version__
 from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
 from lbq.errors import GraphError
-from lbq.export import c99_exits, cortex_m, refuse_unknown
-from lbq.export.names import check_name, check_ours
+from lbq.export import c99_exits, cortex_m
+from lbq.export.checks import check_name, check_ours, refuse_unknown
 from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
@@ -188,13 +188,12 @@ class Sources:
         )
 
     def _described(self) -> dict[str, str]:
-        net, facts = self.network, self.network.facts
-        data = facts.get("data")
+        net = self.network
         kinds = ", ".join(sorted({str(s.weight.dtype) for s in net.synapses if s.kind == "conv"}))
         frames = "one image" if net.static else f"{self.timesteps} event frames"
         return {
-            "model": str(facts.get("model") or "a network of one's own"),
-            "dataset": str((data.get("name") if isinstance(data, dict) else None) or "not stated"),
+            "model": str(net.facts.get("model") or "a network of one's own"),
+            "dataset": str(net.dataset.get("name") or "not stated"),
             "input": f"uint8, {frames} of {'x'.join(map(str, net.input_shape))}, values 0 to {net.input_max}",
             "network": f"{len(net.layers)} spiking layers, {net.units:,} neurons, {self.timesteps} timesteps, "
             f"{net.parameters:,} weights ({kinds})",
@@ -320,11 +319,10 @@ class Sources:
 
 def product_tables(plan: Schedule) -> dict[str, list[str]]:
     """Rows of gates, of K^T V, and of what attention has beside other synapses."""
-    gates = [f"{{{_numbers(g.factor, g.source, g.target)}}}" for g in plan.gates]
-    products = [f"{{{_numbers(p.keys, p.values, p.target)}}}" for p in plan.products]
     pairs = [(step, s) for step in (*plan.layers, plan.readout) for s in step.layer.synapses if plan.multiplies]
     heads = [(*step.factors[s.name], s.heads) if s.name in step.factors else (0, 0, 0) for step, s in pairs]
-    return {"gate": gates, "product": products, "attention": [f"{{{_numbers(*row)}}}" for row in heads]}
+    rows = {"gate": plan.gates, "product": plan.products, "attention": heads}
+    return {kind: [f"{{{_numbers(*numbers)}}}" for numbers in some] for kind, some in rows.items()}
 
 
 def _noise(network: IntegerNetwork) -> Golden:

@@ -26,11 +26,10 @@ IDENTIFIER = re.compile(r"[\w.-]{1,64}", re.ASCII)
 def facts_of(name: str, path: Path, net: Network) -> dict[str, Any]:
     """What `lbq models` and a card say of a network, as JSON values."""
     network = net.network
-    data = network.facts.get("data")
     return {
         "name": name,
         "model": network.facts.get("model"),
-        "dataset": data.get("name") if isinstance(data, dict) else None,
+        "dataset": network.dataset.get("name"),
         "test_accuracy": published.accuracy_of(published.card_of(path)),
         "input": list(network.input_shape),
         "frames": not network.static,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lbq._version import __version__
 from lbq.errors import GraphError, LbqError
-from lbq.export import refuse_unknown
+from lbq.export.checks import refuse_unknown
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 from lbq.system import files
 

@@ -21,7 +21,7 @@ import numpy as np
 from lbq._version import __version__
 from lbq.engine import Network
 from lbq.errors import GraphError, LbqError
-from lbq.export import refuse_unknown
+from lbq.export.checks import refuse_unknown
 from lbq.export.operators import Products
 from lbq.export.split import BYTE_BITS, Split, split
 from lbq.graph import INPUT, Pool, Shape, Synapse

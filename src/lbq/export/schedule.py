@@ -54,22 +54,6 @@ class PoolStep:
 
 
 @dataclass(frozen=True)
-class GateStep:
-    factor: int
-    source: int
-    target: int
-
-
-@dataclass(frozen=True)
-class ProductStep:
-    """K^T V of each head: `[channels, channels of a head]` of every frame. Its memory does not grow with the tokens."""
-
-    keys: int
-    values: int
-    target: int
-
-
-@dataclass(frozen=True)
 class LayerStep:
     """A layer, or the readout.
 
@@ -91,6 +75,9 @@ class Schedule:
 
     stepwise: whether a call runs one timestep, so that it needs room for the levels of one timestep only.
     keep: whether all levels stay until the end, for a caller that looks at them.
+    gates: factor, source and target of each.
+    products: keys, values and target of K^T V of each head, `[channels, channels of a head]` of every frame, whose memory does
+        not grow with the tokens.
     levels: bytes of all levels.
     words: int32 values. The first are scratch: two for each channel of the widest layer, a third for its membrane where
         membranes are not kept, and one more where the layer has attention.
@@ -102,8 +89,8 @@ class Schedule:
     keep: bool = False
     tensors: list[Tensor] = field(default_factory=list)
     pools: list[PoolStep] = field(default_factory=list)
-    gates: list[GateStep] = field(default_factory=list)
-    products: list[ProductStep] = field(default_factory=list)
+    gates: list[tuple[int, int, int]] = field(default_factory=list)
+    products: list[tuple[int, int, int]] = field(default_factory=list)
     layers: list[LayerStep] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     levels: int = 0
@@ -123,10 +110,9 @@ class Schedule:
             self.layers.append(LayerStep(layer, sources, target, self.membranes, factors))
             self.membranes += layer.units if self.stepwise else 0
             for gate in net.gates_behind(layer.name):
-                factor, source = self.tensor(gate.factor), self.tensor(gate.source)
                 target = self._add((gate.name, ()), self._levels(gate.name))
-                self._step("gate", len(self.gates), (factor, source, target))
-                self.gates.append(GateStep(factor, source, target))
+                self.gates.append((self.tensor(gate.factor), self.tensor(gate.source), target))
+                self._step("gate", len(self.gates) - 1, self.gates[-1])
         sources = self._read(net.readout)
         for source in sources:
             self.tensors[source].dies = len(self.steps)
@@ -176,10 +162,9 @@ class Schedule:
             largest = self.tensors[keys].largest * self.tensors[values].largest * synapse.tokens
             shape = channels // synapse.heads, channels, 1
             self.tensors.append(Tensor("sums", self.timesteps, shape, largest, born))
-            product = ProductStep(keys, values, len(self.tensors) - 1)
-            self._step("product", len(self.products), (keys, values, product.target))
-            self.products.append(product)
-            self._known_products[key] = product.target
+            self._known_products[key] = len(self.tensors) - 1
+            self.products.append((keys, values, self._known_products[key]))
+            self._step("product", len(self.products) - 1, self.products[-1])
         return self._known_products[key], self._known_products[key]
 
     def _pooled(self, synapse: Synapse, count: int) -> int:
@@ -205,7 +190,8 @@ class Schedule:
             if kind == "layer":
                 self._share(places, self.layers[index], step)
             elif kind == "gate":
-                self._take(places, self.gates[index].source, self.gates[index].target, step)
+                _, source, target = self.gates[index]
+                self._take(places, source, target, step)
         shared = {id(place): place for place in places[1:]}.values()
         rows = 2 if self.stepwise else 3
         scratch = max((rows + bool(layer.matmuls)) * layer.shape[0] for layer in self.network.layers)

@@ -25,7 +25,7 @@ from lbq.data.testset import EVAL_RATIO, FILES
 from lbq.engine import load
 from lbq.errors import LbqError
 from lbq.export.c99 import Sources
-from lbq.export.names import check_name, check_ours
+from lbq.export.checks import check_name, check_ours
 from lbq.graph import INPUT, Synapse
 from lbq.graph.integer import IntegerNetwork
 from lbq.system import files
@@ -75,7 +75,7 @@ def export_page(model: Path, out: Path) -> dict[str, Any]:
     return {
         "path": str(out),
         "bytes": size,
-        "text": f"{out}: {size / 1e3:.0f} kB, opens in a browser, needs no network",
+        "text": f"{out}: {size / 1e3:.0f} kB, opens in a browser, works offline",
     }
 
 
@@ -119,11 +119,11 @@ def described(module: bytes, facts: dict[str, Any]) -> bytes:
 
 def facts(network: IntegerNetwork, sources: Sources) -> dict[str, Any]:
     """What network.js must know: names, shapes, where levels lie in memory, and how many weights each of them meets."""
-    plan, data = sources.schedule, network.facts.get("data")
+    plan = sources.schedule
     steps = [*plan.layers, plan.readout]
     return {
         "title": _title(network),
-        "dataset": data.get("name") if isinstance(data, dict) else None,
+        "dataset": network.dataset.get("name"),
         "written": f"lbq {__version__}",
         "classes": list(network.classes) or [str(i) for i in range(network.readout.shape[0])],
         "scale": network.scale,
@@ -183,8 +183,7 @@ def _drawn(network: IntegerNetwork, tensor: int, name: str) -> dict[str, Any]:
 def image_facts(network: IntegerNetwork) -> dict[str, Any]:
     """What a network reads. resize: to how many pixels the shorter side of a picture is scaled, None where it takes none.
     drawing: whether it reads drawn digits."""
-    shape, data = network.input_shape, network.facts.get("data")
-    name = data.get("name") if isinstance(data, dict) else None
+    shape, name = network.input_shape, network.dataset.get("name")
     square = network.static and shape[0] in (1, 3) and shape[1] == shape[2]
     side = round(shape[1] * EVAL_RATIO) if name in FILES else shape[1]
     drawing = name == "digits" and shape == DIGITS_SHAPE and network.input_max == DIGITS_MAX

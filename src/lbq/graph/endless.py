@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -14,9 +13,10 @@ from lbq.graph.integer import (
     SATURATED,
     IntegerLayer,
     IntegerNetwork,
+    beyond_currents,
+    inflow_bound,
     membrane_bound,
     readout_fits,
-    synapse_bound,
 )
 
 
@@ -35,20 +35,11 @@ def endless_bound(layer: IntegerLayer, largest: Mapping[str, int]) -> int:
             f"layer {layer.name!r} has no leak, so its membrane has no bound over endless frames: use a neuron that leaks, or "
             "begin anew after some frames (restart)"
         )
-    inflow = np.abs(layer.bias.astype(np.int64)).reshape(len(layer.bias), -1).max(1)
-    for synapse in layer.synapses:
-        shift = layer.fraction if synapse.kind == "conv" else 0
-        inflow = inflow + (synapse_bound(synapse, largest[synapse.name]) << shift)
+    inflow = inflow_bound(layer, largest)
     if (total := int(inflow.max(initial=0))) >= SATURATED:
         return total
-    thresholds, reset = neuron.thresholds.astype(np.int64), neuron.reset.astype(np.int64)
-    multiple = np.arange(1, neuron.n_max + 1) if neuron.reset_kind == "level" else np.ones(neuron.n_max, np.int64)
-    drops = reset[:, None] * multiple * (thresholds < MEMBRANE_BOUND)  # a threshold at the bound is never reached
-    undershoot = pending = np.zeros_like(inflow)
-    if neuron.reset_kind != "hard" and neuron.decay_reset:
-        undershoot = np.maximum(drops - thresholds, 0).max(1)
-    elif neuron.reset_kind != "hard":
-        pending = drops.max(1)
+    undershoot = (beyond_currents(neuron) * (neuron.thresholds < MEMBRANE_BOUND)).max(1)  # at the bound: never reached
+    pending = 0 if neuron.decay_reset else undershoot
     halves = (2 * (inflow + pending) + 1) << (neuron.leak[1] - 1)  # for leak(B) is at most B * m / 2^k + 1/2
     at_rest = -(-halves // lost)
     return int(np.maximum(at_rest, undershoot).max(initial=0))
@@ -76,15 +67,7 @@ def over_window(network: IntegerNetwork, window: int) -> IntegerNetwork:
     """The network whose readout sums so many timesteps. Refused where its logits are not proved to stay below 2^53."""
     if type(window) is not int or not 1 <= window <= MOST_STEPS:
         raise GraphError(f"window must be a whole number of frames in 1..{MOST_STEPS}, got {window!r}")
-    bias = [spread(b, window, network.timesteps) for b in network.readout.bias.tolist()]
-    readout = replace(network.readout, bias=np.array(bias, np.int64))
-    scale = network.scale * network.timesteps / window
-    other = replace(network, timesteps=window, readout=readout, scale=scale, exits=None)
+    other = network.over(window)
     if not readout_fits(other):
         raise GraphError(f"over a window of {window} frames logits may reach 2^53: use a shorter one")
     return other
-
-
-def spread(bias: int, timesteps: int, whole: int) -> int:
-    """The bias of a sum over so many timesteps, rounded half up: exact, for Python's integers do not overflow."""
-    return (2 * bias * timesteps + whole) // (2 * whole)

@@ -153,7 +153,9 @@ class Synapse:
 
     @property
     def summed(self) -> int:
-        """How many levels the pools add up to one that it reads."""
+        """How many levels, or products of levels, add up to one number that its weight meets."""
+        if self.kind == "matmul":
+            return (self.per_head if self.keys else 1) * (self.tokens if self.values else 1)
         return math.prod(p.window for p in self.pools if p.kind == "sum")
 
     @property

@@ -41,9 +41,7 @@ MOST_STEPS = 4096  # timesteps
 MOST_UNITS = 2**28  # of one layer, over all timesteps
 MOST_FRACTION = 20  # fractional bits of a membrane
 MOST_LEAK = 16  # the k of a leak m / 2^k, and the fractional bits of a mixing
-MOST_MIXED_STEPS = (
-    64  # timesteps of a network that mixes them: T * T numbers for each layer stand in a file's description
-)
+MOST_MIXED_STEPS = 64  # timesteps of a network that mixes them: a file's description has T * T numbers for each layer
 LARGEST_MIXING = 2  # 2 sigmoid(M) / T is below it; a leak beside a mixing too
 
 Reset = Literal["once", "level", "hard"]
@@ -180,20 +178,39 @@ class IntegerNetwork(Layered[IntegerLayer]):
     facts: Mapping[str, Any] = field(default_factory=dict)
     exits: Exits | None = None
 
+    def __str__(self) -> str:
+        return (
+            f"{self.facts.get('model', 'own network')}: {list(self.input_shape)} -> {self.readout.shape[0]} classes, "
+            f"{len(self.layers)} spiking layers, T = {self.timesteps}, {self.parameters:,} weights"
+        )
+
+    def over(self, timesteps: int) -> IntegerNetwork:
+        """The same layers over other timesteps, with the readout's bias for a sum over so many, rounded half up."""
+        whole = self.timesteps
+        bias = [(2 * b * timesteps + whole) // (2 * whole) for b in self.readout.bias.tolist()]  # exact: no overflow
+        readout = replace(self.readout, bias=np.array(bias, np.int64))
+        return replace(self, timesteps=timesteps, readout=readout, scale=self.scale * whole / timesteps, exits=None)
+
     def first(self, timesteps: int) -> IntegerNetwork:
         """The network that ends after so many of its timesteps. Levels do not depend on what comes after them."""
         if timesteps == self.timesteps:
             return replace(self, exits=None)
-        assert self.exits is not None
-        readout = replace(self.readout, bias=self.exits.bias[timesteps - 1])
-        scale = self.scale * self.timesteps / timesteps
-        return replace(self, timesteps=timesteps, readout=readout, scale=scale, exits=None)
+        shorter = self.over(timesteps)
+        if self.exits is None:
+            return shorter
+        return replace(shorter, readout=replace(shorter.readout, bias=self.exits.bias[timesteps - 1]))
 
     def spec(self, name: str) -> IntegerNeuron:
         neuron = self[name].neuron
         if neuron is None:
             raise GraphError(f"layer {name!r} has no neuron")
         return neuron
+
+    @property
+    def dataset(self) -> Mapping[str, Any]:
+        """What the facts say of the dataset, such as its `name`; empty where a file holds anything else."""
+        stored = self.facts.get("data")
+        return stored if isinstance(stored, dict) else {}
 
     @property
     def parameters(self) -> int:
@@ -228,16 +245,22 @@ def largest_read(synapse: Synapse, levels: Mapping[str, int]) -> int:
     Q K^T and K^T V: the same sums over one of the two alone. With a neuron on the scores it is d * N_q * N_k, and then
     tokens * N_a * N_v.
     """
-    if synapse.kind == "matmul":
-        summed = (synapse.per_head if synapse.keys else 1) * (synapse.tokens if synapse.values else 1)
-        return math.prod(levels[source] for source in synapse.sources) * summed
-    return levels[synapse.source] * synapse.summed
+    return math.prod(levels[source] for source in synapse.sources) * synapse.summed
 
 
 def synapse_bound(synapse: Synapse, largest: int) -> NDArray[np.int64]:
     """For each output channel, the most that sum |W| * S can be: a bound of every partial sum in any order."""
     sums = row_sums(synapse.weight).astype(np.float64)
     return np.minimum(sums * largest, SATURATED).astype(np.int64)
+
+
+def inflow_bound(layer: IntegerLayer, largest: Mapping[str, int]) -> NDArray[np.int64]:
+    """For each channel, the most that its current of one timestep and every partial sum of that can be."""
+    inflow: NDArray[np.int64] = np.abs(layer.bias.astype(np.int64)).reshape(len(layer.bias), -1).max(1)
+    for synapse in layer.synapses:
+        shift = layer.fraction if synapse.kind == "conv" else 0
+        inflow = inflow + (synapse_bound(synapse, largest[synapse.name]) << shift)
+    return inflow
 
 
 def rounded_leak(value: NDArray[np.int64], leak: tuple[int, int]) -> NDArray[np.int64]:
@@ -262,21 +285,17 @@ def membrane_bounds(layer: IntegerLayer, largest: Mapping[str, int], timesteps: 
     neuron = layer.neuron
     if neuron is None:
         raise GraphError(f"layer {layer.name!r} has no neuron")
-    inflow = np.abs(layer.bias.astype(np.int64)).reshape(len(layer.bias), -1).max(1)
-    for synapse in layer.synapses:
-        shift = layer.fraction if synapse.kind == "conv" else 0
-        inflow = inflow + (synapse_bound(synapse, largest[synapse.name]) << shift)
+    inflow = inflow_bound(layer, largest)
     yield (worst := int(inflow.max(initial=0))), 0  # the currents themselves, which a mixing may make smaller
     if worst >= SATURATED:
         return
-    beyond, thresholds = _beyond(neuron), neuron.thresholds
+    beyond, thresholds = beyond_currents(neuron), neuron.thresholds
     steady = neuron.leak is None and neuron.mixing is None
     if steady and not beyond.any():
         yield worst * timesteps, 0
         return
-    decides: NDArray[np.bool_] = np.asarray(
-        beyond.any(1)
-    )  # of the channels whose resets do nothing, the one with the largest currents decides
+    # of the channels whose resets do nothing, the one with the largest currents decides
+    decides: NDArray[np.bool_] = np.asarray(beyond.any(1))
     decides[inflow.argmax()] = True
     beyond, thresholds, inflow = beyond[decides], thresholds[decides], inflow[decides]
     late = not neuron.decay_reset
@@ -294,7 +313,7 @@ def membrane_bounds(layer: IntegerLayer, largest: Mapping[str, int], timesteps: 
             return
 
 
-def _beyond(neuron: IntegerNeuron) -> NDArray[np.int64]:
+def beyond_currents(neuron: IntegerNeuron) -> NDArray[np.int64]:
     """`[C, n_max]`: how far beyond its currents a reset takes a membrane that reached each threshold.
 
     A late reset, which comes a timestep after its threshold, counts whole.

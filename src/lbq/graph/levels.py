@@ -67,33 +67,23 @@ def gated(factor: NDArray[Any], levels: NDArray[Any]) -> NDArray[Any]:
     return (parts * factor[..., :, None, :, :]).reshape(levels.shape)
 
 
-def product(q: Integers, k: Integers, v: Integers, heads: int) -> Integers:
-    """(Q K^T) V of levels `[..., C, H, W]` in each head, where tokens are positions. In their own type.
-
-    It takes the order with fewer products, so nothing in between is larger than the levels. float64 is exact below 2^53.
-    """
-    depth, tokens = q.shape[-3] // heads, q.shape[-2] * q.shape[-1]
-    queries, keys, values = _by_head((q, k, v), heads, depth * tokens)
-    keys = keys.swapaxes(-2, -1)
-    result = (values @ keys) @ queries if depth < tokens else values @ (keys @ queries)
-    return result.astype(v.dtype).reshape(v.shape)
-
-
 def synapse_product(synapse: Synapse, operands: Sequence[Integers]) -> Integers:
-    """What the weight of a synapse of kind `matmul` meets: of levels `[..., C, H, W]`, and of scores `[..., heads, N, N]`."""
-    if len(operands) == 3:
-        q, k, v = operands
-        return product(q, k, v, synapse.heads)
-    one, other = _by_head(operands, synapse.heads, synapse.per_head if synapse.keys else synapse.tokens)
-    result = one.swapaxes(-2, -1) @ other if synapse.keys else other @ one.reshape(operands[0].shape).swapaxes(-2, -1)
-    return result.astype(operands[1].dtype).reshape(*operands[1].shape[:-3], *synapse.out_shape)
+    """What the weight of a synapse of kind `matmul` meets: of levels `[..., C, H, W]`, and of scores `[..., heads, N, N]`.
 
-
-def _by_head(operands: Sequence[Integers], heads: int, summed: int) -> list[NDArray[Any]]:
-    """Levels `[..., heads, channels of a head, positions]`, in a type that holds sums of so many of their products."""
-    bits = sum(map(planes_of, operands)) + summed.bit_length()
-    kind: Any = np.float64 if bits <= EXACT_BITS else operands[-1].dtype
-    return [x.reshape(*x.shape[:-3], heads, x.shape[-3] // heads, -1).astype(kind) for x in operands]
+    In their own type. (Q K^T) V takes the order with fewer products, so nothing in between is larger than the levels.
+    """
+    heads, bits = synapse.heads, sum(map(planes_of, operands)) + synapse.summed.bit_length()
+    kind: Any = np.float64 if bits <= EXACT_BITS else operands[-1].dtype  # float64 is exact below 2^53
+    # [..., heads, channels of a head, positions]
+    one, other, *values = (x.reshape(*x.shape[:-3], heads, x.shape[-3] // heads, -1).astype(kind) for x in operands)
+    if values:
+        keys = other.swapaxes(-2, -1)
+        linear = synapse.per_head < synapse.tokens
+        result = (values[0] @ keys) @ one if linear else values[0] @ (keys @ one)
+    else:
+        scores = one.reshape(operands[0].shape)
+        result = one.swapaxes(-2, -1) @ other if synapse.keys else other @ scores.swapaxes(-2, -1)
+    return result.astype(operands[-1].dtype).reshape(*operands[-1].shape[:-3], *synapse.out_shape)
 
 
 def bit_planes(level: Integers, planes: int) -> NDArray[np.bool_]:

@@ -5,14 +5,12 @@ Triton counts in one pass where the fused kernel is chosen, and nothing waits fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from lbq.kernels.arguments import neuron_arguments
 from lbq.kernels.dispatch import kernel_on
-from lbq.kernels.reference import BurstState, Constants, Rule, burst_step, compute_dtype, integrated
+from lbq.kernels.reference import Constants, Rule, emissions
 
 MAX_BINS = 4095  # so many counts of a histogram fit a GPU processor's own memory
 
@@ -46,15 +44,6 @@ def membranes(x: Tensor, constants: Constants, rule: Rule, counts: Tensor, low: 
             launch.membranes(x, neuron_arguments(constants, rule), counts, low, width)
             return
     unit = constants.step if constants.thresholds is None else constants.thresholds[0]
-    for histogram, (before, _, _) in zip(counts, unrolled(x, constants, rule), strict=True):
-        index = ((before / unit - low) / width).floor().clamp(0, bins - 1).long()
+    for histogram, (emission, _) in zip(counts, emissions(x, constants, rule), strict=True):
+        index = ((emission.membrane / unit - low) / width).floor().clamp(0, bins - 1).long()
         histogram += torch.bincount(index.flatten(), minlength=bins)
-
-
-def unrolled(x: Tensor, constants: Constants, rule: Rule) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """At every timestep of `x` [T, B, ...]: the membrane before emission, the level, the membrane after the reset."""
-    state: BurstState | None = None
-    for current in x.to(compute_dtype(x)).unbind(0):
-        before = integrated(current, state, constants, rule)
-        emission, state = burst_step(current, state, constants, rule)
-        yield before, emission.level, state.v if state.pending is None else state.v - state.pending

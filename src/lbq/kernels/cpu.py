@@ -135,6 +135,10 @@ class Burst(NamedTuple):
     channel: int
 
 
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
 def _call(inputs: Burst, layout: _Layout) -> tuple[ctypes.CDLL, ctypes.Structure]:
     """The library, and a call of it in which outputs are still to be set."""
     library = native.library()
@@ -142,21 +146,11 @@ def _call(inputs: Burst, layout: _Layout) -> tuple[ctypes.CDLL, ctypes.Structure
         raise LbqError(f"lbq::burst_cpu needs the native library: {native.report().reason}")
     neuron, rule = inputs.neuron, inputs.neuron.rule
     x = inputs.x if layout.dense else inputs.x.contiguous()
+    v, pending = (None if state is None else _in_order(state[None], layout.order) for state in inputs.before)
     call = BurstCall(x.shape[0], layout.outer, layout.channels, layout.inner, x.stride(0), x.data_ptr())
-    call.step, call.tail_at, call.alpha_at = neuron.step.data_ptr(), neuron.tail.data_ptr(), neuron.alpha.data_ptr()
-    if neuron.scale is not None:
-        call.scale = neuron.scale.data_ptr()
-    if neuron.leak is not None:
-        call.leak_at = neuron.leak.data_ptr()
-    if neuron.gain is not None:
-        call.gain_at = neuron.gain.data_ptr()
-    v, pending = inputs.before
-    if v is not None:
-        v = _in_order(v[None], layout.order)
-        call.v = v.data_ptr()
-    if pending is not None:
-        pending = _in_order(pending[None], layout.order)
-        call.pending = pending.data_ptr()
+    call.step, call.scale, call.v, call.pending = _at(neuron.step), _at(neuron.scale), _at(v), _at(pending)
+    call.tail_at, call.alpha_at = _at(neuron.tail), _at(neuron.alpha)
+    call.leak_at, call.gain_at = _at(neuron.leak), _at(neuron.gain)
     call.in_memory = x, v, pending  # for as long as the call
     call.n_max, call.surrogate = rule.n_max, SURROGATES[rule.surrogate].code
     call.rounding, call.reset = ROUNDINGS[rule.rounding], RESETS[rule.reset]
@@ -170,11 +164,8 @@ def _forward(inputs: Burst, after: StateArguments = AT_REST, sums: Tensor | None
     layout = _layout(inputs.x.shape, inputs.x.stride(), inputs.channel)
     out = _like(inputs.x, layout.order)
     library, call = _call(inputs, layout)
-    call.out = out.data_ptr()
-    if after.v is not None and after.pending is not None:
-        call.v_after, call.pending_after = after.v.data_ptr(), after.pending.data_ptr()
-    if sums is not None:
-        call.by_level = sums.data_ptr()
+    call.out, call.by_level = _at(out), _at(sums)
+    call.v_after, call.pending_after = _at(after.v), _at(after.pending)
     if library.lbq_burst_forward(ctypes.byref(call)):
         raise MemoryError("no memory left for the burst neuron")
     return out
@@ -223,8 +214,8 @@ class BurstKernel(DifferentiableKernel[Burst]):
         grad = _in_order(grads[0], layout.order)
         by_x, by_step, by_scale, by_scalars = results = _results_like(inputs, layout.order, targets)
         library, call = _call(inputs, layout)
-        call.grad, call.out = grad.data_ptr(), by_x.data_ptr() if "x" in targets else None
-        call.by_step, call.by_scale, call.by_scalars = by_step.data_ptr(), by_scale.data_ptr(), by_scalars.data_ptr()
+        call.grad, call.out = _at(grad), _at(by_x) if "x" in targets else None
+        call.by_step, call.by_scale, call.by_scalars = _at(by_step), _at(by_scale), _at(by_scalars)
         call.need_tail = "tail" in targets
         call.need_scalars = "leak" in targets or "alpha" in targets or "gain" in targets
         if len(grads) > 1:
@@ -278,13 +269,13 @@ class PricedKernel(BurstKernel):
 BURST, BURST_CHUNK, BURST_PRICED = BurstKernel(), ChunkKernel(), PricedKernel()
 
 
-def burst_sequence(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
+def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Scaled outputs of a whole sequence of currents `x` [T, B, ...] from rest; only where `supports` holds."""
     out: Tensor = BURST(inputs_of(x, constants, rule))
     return out
 
 
-def priced_sequence(x: Tensor, constants: Constants, rule: Rule) -> tuple[Tensor, Tensor]:
+def burst_priced(x: Tensor, constants: Constants, rule: Rule) -> tuple[Tensor, Tensor]:
     """The same, and the sums of `reference.priced_sequence`."""
     out, sums = BURST_PRICED(inputs_of(x, constants, rule))
     return out, sums

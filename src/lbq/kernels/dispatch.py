@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,39 +33,34 @@ def _in_memory(tensors: Iterable[object]) -> bool:
     )
 
 
+def _fast(kernel: str) -> Any:
+    """The module of a fast kernel; that for GPUs is loaded when it is first needed."""
+    if kernel == "native":
+        return cpu
+    from lbq.kernels.gpu import operators
+
+    return operators
+
+
 def kernel_for(x: Tensor, constants: Constants, rule: Rule, state: Iterable[object] = ()) -> str:
     """What runs this sequence: the chosen kernel where it can, else the reference."""
     kernel = kernel_on(x.device.type) if _in_memory((x, *constants, *state)) else "reference"
-    if kernel == "native":
-        return kernel if cpu.supports(x, constants, rule) else "reference"
-    if kernel == "fused":
-        from lbq.kernels.gpu import operators
-
-        return kernel if operators.supports(x, constants, rule) else "reference"
-    return kernel
+    return kernel if kernel == "reference" or _fast(kernel).supports(x, constants, rule) else "reference"
 
 
 def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Scaled outputs of the sequence of currents `x` [T, B, ...], from rest."""
-    kernel = kernel_for(x, constants, rule)
-    if kernel == "native":
-        return cpu.burst_sequence(x, constants, rule)
-    if kernel == "fused":
-        from lbq.kernels.gpu import operators
-
-        return operators.burst(x, constants, rule)
+    if (kernel := kernel_for(x, constants, rule)) != "reference":
+        out: Tensor = _fast(kernel).burst(x, constants, rule)
+        return out
     return burst_sequence(x, constants, rule)[0]
 
 
 def burst_priced(x: Tensor, constants: Constants, rule: Rule) -> tuple[Tensor, Tensor]:
     """Scaled outputs from rest, and the sums of `reference.priced_sequence`."""
-    kernel = kernel_for(x, constants, rule)
-    if kernel == "native":
-        return cpu.priced_sequence(x, constants, rule)
-    if kernel == "fused":
-        from lbq.kernels.gpu import operators
-
-        return operators.burst_priced(x, constants, rule)
+    if (kernel := kernel_for(x, constants, rule)) != "reference":
+        out, sums = _fast(kernel).burst_priced(x, constants, rule)
+        return out, sums
     return priced_sequence(x, constants, rule)
 
 
@@ -75,12 +71,9 @@ def burst_chunk(
     stop at both states."""
     before = None if state is None else state.detach()
     kernel = kernel_for(x, constants, rule, before or ())
-    if kernel == "native":
-        return cpu.burst_chunk(x, constants, rule, before)
-    if kernel == "fused" and x.shape[0]:  # without timesteps there is no state to write
-        from lbq.kernels.gpu import operators
-
-        return operators.burst_chunk(x, constants, rule, before)
+    if kernel != "reference" and x.shape[0]:  # without timesteps there is no state to write
+        out, after = _fast(kernel).burst_chunk(x, constants, rule, before)
+        return out, after
     out, after = burst_sequence(x, constants, rule, before)
     if after is None:
         return out, None

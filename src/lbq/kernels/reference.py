@@ -91,11 +91,13 @@ class BurstState(NamedTuple):
 
 
 class Emission(NamedTuple):
-    """One timestep's output: `scaled` = step * S and `size` = |S|, both with the gradients of B, and `level` = S, as floats."""
+    """One timestep's output: `scaled` = step * S and `size` = |S|, both with the gradients of B, `level` = S, as floats, and
+    `membrane` = U, before the reset."""
 
     scaled: Tensor
     level: Tensor
     size: Tensor
+    membrane: Tensor
 
 
 def exporting() -> bool:
@@ -219,7 +221,7 @@ def burst_step(x: Tensor, state: BurstState | None, constants: Constants, rule: 
         level = torch.where(u.isnan(), u.detach(), reached.to(u.dtype))
     spikes = straight_through(r, level, tail, rule.n_max, rule.surrogate, rule.signed)
     size = spikes * r.detach().sign() if rule.signed else spikes
-    emission = Emission((step if scale is None else scale) * spikes, level, size)
+    emission = Emission((step if scale is None else scale) * spikes, level, size, u)
 
     if rule.reset == "hard":
         return emission, BurstState(u * (1 - alpha * level.sign().abs()))
@@ -241,7 +243,7 @@ def burst_sequence(
 ) -> tuple[Tensor, BurstState | None]:
     """Scaled outputs step * S of a whole sequence of currents `x` [T, B, ...], and the state after it."""
     outputs, after = [], state
-    for emission, after in _emitted(x, constants, rule, state):  # noqa: B007 - the last one is returned
+    for emission, after in emissions(x, constants, rule, state):  # noqa: B007 - the last one is returned
         outputs.append(emission.scaled.to(x.dtype))
     return _joined(x, outputs, constants, rule), after
 
@@ -250,7 +252,7 @@ def priced_sequence(x: Tensor, constants: Constants, rule: Rule) -> tuple[Tensor
     """Scaled outputs from rest, and two sums over all of them, `[2]`: of |S|, with the gradients of B, and of the set bits of
     |S|, which have none. A price on the first sum is a price on every level."""
     outputs, sums = [], x.new_zeros(2, dtype=compute_dtype(x))
-    for emission, _ in _emitted(x, constants, rule, None):
+    for emission, _ in emissions(x, constants, rule):
         outputs.append(emission.scaled.to(x.dtype))
         sums = sums + torch.stack([emission.size.sum(), set_bits(emission.level, rule.n_max).sum()])
     return _joined(x, outputs, constants, rule), sums
@@ -263,8 +265,8 @@ def set_bits(level: Tensor, n_max: int) -> Tensor:
     return sum(bits, torch.zeros_like(size)).to(level.dtype)
 
 
-def _emitted(
-    x: Tensor, constants: Constants, rule: Rule, state: BurstState | None
+def emissions(
+    x: Tensor, constants: Constants, rule: Rule, state: BurstState | None = None
 ) -> Iterator[tuple[Emission, BurstState]]:
     """What is emitted at each timestep of `x` [T, B, ...], and the state after it."""
     dtype = compute_dtype(x)
@@ -293,5 +295,5 @@ def check_plain(grad: Tensor) -> None:
 @torch.no_grad()
 def burst_levels(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Levels S of a whole sequence `x` [T, B, ...] from rest, as a float tensor of the same shape."""
-    levels = [emission.level for emission, _ in _emitted(x, constants, rule, None)]
+    levels = [emission.level for emission, _ in emissions(x, constants, rule)]
     return torch.stack(levels) if levels else torch.empty_like(x, dtype=compute_dtype(x))

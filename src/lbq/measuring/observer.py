@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lbq.counting.analysis import Membrane, Trace, typical_units
 from lbq.counting.tally import Counts, Read, Tallies, level_counts
 from lbq.kernels import counting
-from lbq.kernels.counting import unrolled
+from lbq.kernels.reference import emissions
 from lbq.neuron.base import SpikingNeuron, neurons_of
 from lbq.neuron.hooks import attached, before_each, only_outputs, received
 
@@ -198,7 +198,10 @@ def thresholds_of(neuron: SpikingNeuron) -> tuple[float, ...]:
 
 def choose_traces(name: str, neuron: SpikingNeuron, x: Tensor) -> list[Trace]:
     """A few neurons on one image, currents `x` [T, 1, ...]."""
-    history = zip(*unrolled(x, neuron.constants(x), neuron.rule), strict=True)
+    emitted = emissions(x, neuron.constants(x), neuron.rule)
+    history = zip(
+        *((e.membrane, e.level, s.v if s.pending is None else s.v - s.pending) for e, s in emitted), strict=True
+    )
     before, levels, after = (torch.stack(steps).flatten(1).double().cpu().numpy() for steps in history)
     currents = x[:, 0].flatten(1).double().cpu().numpy()
     spec = neuron.spec()

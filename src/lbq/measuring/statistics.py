@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lbq.counting.analysis import Analysis, LayerAnalysis
-from lbq.counting.operations import Count, activity_of, saved, worths
+from lbq.counting.operations import Count, activity_of, saved
+from lbq.counting.products import as_counts, worths
 from lbq.deploy.lowering.faithful import inside
 from lbq.errors import LbqError
 from lbq.kernels import counting
@@ -221,9 +222,8 @@ def _added(counts: NDArray[np.int64], part: NDArray[np.int64], begin: int) -> ND
 def _count(by_level: NDArray[np.int64], macs: float) -> Count:
     """Of a layer with so many MACs: each as much as the mean over what it reads."""
     shares = by_level / max(int(by_level.sum()), 1)
-    return Count(
-        macs=macs, **{kind: float(shares @ worth) * macs for kind, worth in worths(np.arange(len(shares))).items()}
-    )
+    each = as_counts(worths(np.arange(len(shares))))
+    return Count(macs=macs, **{kind: float(shares @ worth) * macs for kind, worth in each.items()})
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:
@@ -275,7 +275,7 @@ def _synapse_lines(statistics: Statistics) -> list[str]:
         lines += [*_aligned(rows), f"accumulations {over}, as rate x MACs"]
     if statistics.others:
         named = ", ".join(f"{name} ({macs / each:,.0f} MACs)" for name, macs in statistics.others.items())
-        lines.append(f"not counted, for they read something else: {named}")
+        lines.append(f"not counted, because they read something else: {named}")
     return lines
 
 

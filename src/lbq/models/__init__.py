@@ -77,7 +77,7 @@ def create(
     """Build a network.
 
     Args:
-        id: one of the table in this module's documentation, or a registered one.
+        id: a name such as "resnet20w128" (docs/reference/networks.md lists them), or a registered one.
         timesteps: how often a static image is shown; event frames `[T, B, C, H, W]` bring their own T.
         neuron: a name in `lbq.neuron.NEURONS`; a mapping with `name` and that neuron's options, such as
             `{"name": "lbq", "n_max": 10}`; or a callable that returns a fresh module. The callable receives `channels`

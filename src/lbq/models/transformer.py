@@ -102,14 +102,22 @@ class SelfAttention(Branch):
         return out
 
 
-def attention_scales(
-    neuron: MakeNeuron, timesteps: int, per_head: int, scale: float | None, score_neurons: bool
-) -> tuple[float, float | None]:
-    """`scale`, where it is not given, and `score_scale` of `SelfAttention`: its currents begin at the size of one."""
+def attention_blocks(
+    neuron: MakeNeuron, timesteps: int, depth: int, width: int, heads: int, scale: float | None, shortcut: Shortcut,
+    score_neurons: bool,
+) -> list[Branch]:  # fmt: skip
+    """So many blocks of attention and MLP. Where `scale` is not given, attention's currents begin at the size of one."""
+    per_head, score_scale = width // heads, None
     if score_neurons:
-        score_scale, weighing = score_scales(neuron, timesteps, per_head)
-        return weighing if scale is None else scale, score_scale
-    return unit_scale(neuron, timesteps, per_head, factors=3) if scale is None else scale, None
+        score_scale, usual = score_scales(neuron, timesteps, per_head)
+        scale = usual if scale is None else scale
+    elif scale is None:
+        scale = unit_scale(neuron, timesteps, per_head, factors=3)
+    branches: list[Branch] = []
+    for _ in range(depth):
+        attention = SelfAttention(width, heads, scale, neuron, shortcut, score_scale)
+        branches += [attention, MLP(width, neuron, shortcut)]
+    return branches
 
 
 class TokenAttention(Branch):
@@ -181,17 +189,12 @@ class Spikformer(Transformer):
             heads = max(width // HEAD_CHANNELS, 1)
             check_width(id, width, min(HEAD_CHANNELS, width), f"heads of {HEAD_CHANNELS} channels")
         check_width(id, width, heads, f"{heads} heads")
-        scale, score_scale = attention_scales(neuron, timesteps, width // heads, scale, score_neurons)
         widths = (in_channels, width // 8, width // 4, width // 2, width)
         self.stem = nn.ModuleList(ConvUnit(widths[i], widths[i + 1], neuron) for i in range(4))
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)  # behind the last two
-        branches: list[Branch] = [Branch(width, width, neuron, shortcut, kernel=3)]  # position
-        for _ in range(depth):
-            branches += [
-                SelfAttention(width, heads, scale, neuron, shortcut, score_scale),
-                MLP(width, neuron, shortcut),
-            ]
-        self.blocks = Stage(branches, width, neuron, shortcut)
+        position = Branch(width, width, neuron, shortcut, kernel=3)
+        blocks = attention_blocks(neuron, timesteps, depth, width, heads, scale, shortcut, score_neurons)
+        self.blocks = Stage([position, *blocks], width, neuron, shortcut)
         self.fc = nn.Linear(width, num_classes)
         initialise(self)
 
@@ -245,14 +248,9 @@ class QKFormer(Transformer):
             gating = unit_scale(neuron, timesteps, channels // heads, factors=1)
             first = TokenAttention(channels, heads, gating, neuron, shortcut)
             self.stages.append(Stage([first, MLP(channels, neuron, shortcut)], channels, neuron, shortcut))
-        scale, score_scale = attention_scales(neuron, timesteps, width // heads, scale, score_neurons)
-        branches: list[Branch] = []
-        for _ in range(depth - TOKEN_BLOCKS):
-            branches += [
-                SelfAttention(width, heads, scale, neuron, shortcut, score_scale),
-                MLP(width, neuron, shortcut),
-            ]
-        self.stages.append(Stage(branches, width, neuron, shortcut))
+        left = depth - TOKEN_BLOCKS
+        blocks = attention_blocks(neuron, timesteps, left, width, heads, scale, shortcut, score_neurons)
+        self.stages.append(Stage(blocks, width, neuron, shortcut))
         self.fc = nn.Linear(width, num_classes)
         initialise(self)
 

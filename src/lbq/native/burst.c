@@ -27,26 +27,9 @@ struct plan {
     int64_t partial_each;
 };
 
-static stretch_fn stretch_of(int isa) {
-#if defined(LBQ_X86)
-    if (isa == LBQ_AVX512) return lbq_burst_stretch_avx512;
-    if (isa == LBQ_AVX2) return lbq_burst_stretch_avx2;
-#elif defined(LBQ_ARM)
-    if (isa == LBQ_NEON) return lbq_burst_stretch_neon;
-#endif
-    (void)isa;
-    return lbq_burst_stretch_portable;
-}
-
 int lbq_exp(const float *x, float *out, int64_t n, int32_t isa) {
-#if defined(LBQ_X86)
-    if (isa == LBQ_AVX512) return lbq_exp_avx512(x, out, n), 0;
-    if (isa == LBQ_AVX2) return lbq_exp_avx2(x, out, n), 0;
-#elif defined(LBQ_ARM)
-    if (isa == LBQ_NEON) return lbq_exp_neon(x, out, n), 0;
-#endif
-    (void)isa;
-    return lbq_exp_portable(x, out, n), 0;
+    LBQ_PICK(isa, lbq_exp)(x, out, n);
+    return 0;
 }
 
 static void run_unit(void *context, int64_t unit) {
@@ -125,7 +108,7 @@ static int run(struct lbq_burst own, int backward) {
     const struct lbq_burst *c = &own;
     own.tail = number(own.tail_at), own.leak = number(own.leak_at);
     own.alpha = number(own.alpha_at), own.gain = number(own.gain_at);
-    struct plan p = {.call = c, .stretch = stretch_of(c->isa), .backward = backward};
+    struct plan p = {.call = c, .stretch = LBQ_PICK(c->isa, lbq_burst_stretch), .backward = backward};
     int64_t slab = c->outer * c->channels * c->inner;
     p.scale = c->scale ? c->scale : c->step;
     p.rows = c->channels != 1 && c->inner < LONGEST;

@@ -23,17 +23,6 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static const struct lbq_kernels *kernels_of(int isa) {
-#if defined(LBQ_X86)
-    if (isa == LBQ_AVX512) return &lbq_kernels_avx512;
-    if (isa == LBQ_AVX2) return &lbq_kernels_avx2;
-#elif defined(LBQ_ARM)
-    if (isa == LBQ_NEON) return &lbq_kernels_neon;
-#endif
-    (void)isa;
-    return &lbq_kernels_portable;
-}
-
 struct run {
     const struct lbq_conv *c;
     int threads;
@@ -47,7 +36,7 @@ struct run {
     int64_t capacity;         /* entries of one slot in one row of pixels */
     int64_t rows_each, pixels_each; /* rows of pixels, or output pixels, in a unit */
     int64_t tile, most;       /* output pixels in a tile; entries that one may have */
-    uint16_t *ids, *values;   /* [images * height, slots, capacity] */
+    uint16_t *ids;            /* [images * height, slots, capacity] */
     int32_t *ends;            /* [images * height, width + 1, slots] */
 };
 
@@ -58,13 +47,12 @@ static int64_t bits_of(const struct run *r, int64_t slot, int shifted) {
     int signs = r->c->is_signed ? 2 : 1, value = (int)(slot / signs) + 1;
     if (r->kind == BY_VALUE) return __builtin_popcount((unsigned)(shifted ? value & ~1 : value));
     if (r->kind == BY_PLANE) return !shifted || slot < r->slots - signs; /* plane 0 is the last */
-    if (r->kind == BY_PAIR) return shifted ? 0 : __builtin_popcount(r->c->pair_levels[slot]);
-    return !shifted;
+    return shifted ? 0 : __builtin_popcount(r->c->pair_levels[slot]);
 }
 
 static struct lbq_row row_of(const struct run *r, int64_t row) {
     int64_t at = row * r->slots * r->capacity;
-    struct lbq_row found = {r->ids + at, r->values ? r->values + at : NULL, r->ends + row * r->slots * (r->c->width + 1)};
+    struct lbq_row found = {r->ids + at, r->ends + row * r->slots * (r->c->width + 1)};
     return found;
 }
 
@@ -87,13 +75,13 @@ static void form_unit(void *context, int64_t unit) {
         for (int s = 0; s < r->slots; s++)
             formed += (to.ends[c->width * r->slots + s] - to.ends[s]) * bits_of(r, s, 0);
     }
-    if (r->kind != BY_LEVEL) count(&c->counts[1], formed);
+    count(&c->counts[1], formed);
     count(&c->counts[3], active);
 }
 
 /* Lists of some output pixels, gathered in regions that threads can fill side by side. */
 struct lists {
-    uint16_t *ids, *values; /* a region begins at every `stride` entries */
+    uint16_t *ids;          /* a region begins at every `stride` entries */
     int32_t *lengths;       /* [pixels, slots] */
     int64_t *starts;        /* of each pixel in ids */
     int64_t region, stride; /* pixels and entries of a region */
@@ -103,17 +91,16 @@ struct lists {
 static int open_lists(const struct run *r, struct lists *l, int64_t regions, int64_t region) {
     const struct lbq_conv *c = r->c;
     l->region = region, l->stride = region * r->most + c->kw * c->inputs + LBQ_SLACK; /* see gather */
-    size_t bytes = (size_t)(regions * l->stride) * sizeof(uint16_t);
-    l->ids = malloc(bytes), l->values = r->kind == BY_LEVEL ? malloc(bytes) : NULL;
+    l->ids = malloc((size_t)(regions * l->stride) * sizeof(uint16_t));
     l->lengths = malloc((size_t)(regions * region * r->slots) * sizeof(int32_t));
     l->starts = malloc((size_t)(regions * region) * sizeof(int64_t));
-    return l->ids && l->lengths && l->starts && (r->kind != BY_LEVEL || l->values);
+    return l->ids && l->lengths && l->starts;
 }
 
-static void close_lists(struct lists *l) { free(l->ids), free(l->values), free(l->lengths), free(l->starts); }
+static void close_lists(struct lists *l) { free(l->ids), free(l->lengths), free(l->starts); }
 
 static struct lbq_pixel pixel_of(const struct run *r, const struct lists *l, int64_t i) {
-    struct lbq_pixel found = {l->ids + l->starts[i], l->values ? l->values + l->starts[i] : NULL, l->lengths + i * r->slots};
+    struct lbq_pixel found = {l->ids + l->starts[i], l->lengths + i * r->slots};
     return found;
 }
 
@@ -232,9 +219,8 @@ static int run_together(struct run *r) {
 static int run_lists(struct run *r) {
     const struct lbq_conv *c = r->c;
     int signs = c->is_signed ? 2 : 1;
-    r->kind = c->method == LBQ_PAIRS ? BY_PAIR : c->method == LBQ_LEVEL ? BY_LEVEL
-              : c->bytes && c->largest <= LBQ_LARGEST_VALUE ? BY_VALUE : BY_PLANE;
-    r->slots = (r->kind == BY_LEVEL ? 1 : r->kind == BY_VALUE ? c->largest : c->planes) * signs;
+    r->kind = c->method == LBQ_PAIRS ? BY_PAIR : c->bytes && c->largest <= LBQ_LARGEST_VALUE ? BY_VALUE : BY_PLANE;
+    r->slots = (r->kind == BY_VALUE ? c->largest : c->planes) * signs;
     r->total = c->batch;
     if (r->kind == BY_PAIR) r->slots = c->pair_lists, r->total = c->batch / c->apart / 2 * c->apart;
     r->form = r->k->form_compressed && lbq_features() & LBQ_HAS_COMPRESS ? r->k->form_compressed : r->k->form;
@@ -243,9 +229,8 @@ static int run_lists(struct run *r) {
     int64_t together = min64(max64(LIST_BYTES * r->threads / max64(each, 1), 1), r->total), rows = together * c->height;
     size_t entries = (size_t)(rows * r->slots * r->capacity + c->kw * c->inputs + LBQ_SLACK); /* see gather */
     r->ids = malloc(entries * sizeof(uint16_t));
-    if (r->kind == BY_LEVEL) r->values = malloc(entries * sizeof(uint16_t));
     r->ends = malloc((size_t)(rows * r->slots * (c->width + 1) + 1) * sizeof(int32_t));
-    r->failed = !r->ids || !r->ends || (r->kind == BY_LEVEL && !r->values);
+    r->failed = !r->ids || !r->ends;
     int64_t taken = c->kh * c->kw * c->inputs; /* an input has one value, but as many bits as there are planes */
     int64_t often = r->kind == BY_PLANE ? c->planes : r->kind == BY_PAIR ? c->pair_columns : 1;
     r->most = taken * often + LBQ_GROUP * r->slots;
@@ -263,7 +248,7 @@ static int run_lists(struct run *r) {
             lbq_parallel(r->threads, up(pixels, r->pixels_each), alone_unit, r);
         }
     }
-    free(r->ids), free(r->values), free(r->ends);
+    free(r->ids), free(r->ends);
     return r->failed;
 }
 
@@ -359,7 +344,7 @@ static void dense_unit(void *context, int64_t unit) {
 }
 
 int lbq_conv(const struct lbq_conv *c, int threads) {
-    struct run r = {.c = c, .threads = threads, .k = kernels_of(c->isa)};
+    struct run r = {.c = c, .threads = threads, .k = LBQ_PICK(c->isa, &lbq_kernels)};
     memset(c->counts, 0, 5 * sizeof *c->counts);
     if (c->batch * c->out_height * c->out_width * c->outputs == 0) return 0;
     if (c->method == LBQ_PAIRS) return run_pairs(&r);

@@ -1,4 +1,4 @@
-/* Bit-plane, level and dense kernels of a convolution: a template over registers of 4 * LANES bytes.
+/* Bit-plane and dense kernels of a convolution: a template over registers of 4 * LANES bytes.
  *
  * The trick of the bit-plane kernel: int8 weights are stored with a bias, as bytes 0..range, and a register of bytes is
  * added as if it held 16-bit numbers, twice: as it is (low), and shifted right by eight (high). Then
@@ -128,9 +128,7 @@ INLINE uint64_t magnitudes(const struct lbq_conv *c, const uint8_t *levels, int6
 
 /* Which of 64 inputs belong to each slot, not yet asking for the sign. */
 INLINE void slot_masks(const struct lbq_conv *c, enum lbq_lists kind, const uint8_t *levels, uint64_t *found) {
-    if (kind == BY_LEVEL) {
-        found[0] = set_bits(levels, 0xff);
-    } else if (kind == BY_PLANE) {
+    if (kind == BY_PLANE) {
         for (int k = c->planes - 1; k >= 0; k--) *found++ = set_bits(levels, (uint8_t)(1 << k));
     } else {
         uint64_t bit[3];
@@ -172,12 +170,6 @@ INLINE int64_t form_row(const struct lbq_conv *c, enum lbq_lists kind, int slots
             }
             active += __builtin_popcountll(any);
         }
-        if (kind == BY_LEVEL)
-            for (int s = 0; s < slots; s++)
-                for (uint16_t *i = to.ids + ends[s]; i < end[s]; i++) {
-                    uint8_t level = levels[(uint16_t)(*i - x * inputs)];
-                    to.values[i - to.ids] = (uint8_t)(s ? -level : level);
-                }
     }
     for (int s = 0; s < slots; s++) to.ends[c->width * slots + s] = (int32_t)(end[s] - to.ids);
     return active;
@@ -218,7 +210,7 @@ INLINE void append(uint16_t *to, const uint16_t *from, int64_t n, vw base) {
 
 /* As many entries are copied as the longest list so far had: a loop whose length hardly changes is predicted. */
 INLINE int64_t gather_lists(struct lbq_window *w, uint16_t shift, uint16_t zero, int64_t x0, int64_t x1,
-                            const struct lbq_pixel *to, int rows, int with_values) {
+                            const struct lbq_pixel *to, int rows) {
     const int32_t *begin[LBQ_MAX_TAPS];
     const uint16_t *from[LBQ_MAX_TAPS];
     vw base[LBQ_MAX_TAPS];
@@ -237,7 +229,6 @@ INLINE int64_t gather_lists(struct lbq_window *w, uint16_t shift, uint16_t zero,
             int64_t start = begin[i][s], n = begin[i][s + span] - start;
             longest = n > longest ? n : longest;
             append(ids + used, from[i] + start, longest, base[i]);
-            if (with_values) append(to->values + used, w->from[i].values + start, longest, (vw){0});
             used += n;
         }
         w->longest[s] = (int32_t)longest;
@@ -250,9 +241,8 @@ INLINE int64_t gather_lists(struct lbq_window *w, uint16_t shift, uint16_t zero,
 
 static int64_t NAME(gather)(struct lbq_window *w, uint16_t shift, uint16_t zero, int64_t x0, int64_t x1,
                             const struct lbq_pixel *to) {
-    if (to->values) return gather_lists(w, shift, zero, x0, x1, to, w->rows, 1);
-    if (w->rows == 3) return gather_lists(w, shift, zero, x0, x1, to, 3, 0); /* the usual kernel, all in registers */
-    return gather_lists(w, shift, zero, x0, x1, to, w->rows, 0);
+    if (w->rows == 3) return gather_lists(w, shift, zero, x0, x1, to, 3); /* the usual kernel, all in registers */
+    return gather_lists(w, shift, zero, x0, x1, to, w->rows);
 }
 
 /* Whether rows are fetched ahead of their addition: on Arm always, elsewhere where they are very many and it is worth code
@@ -484,76 +474,28 @@ static void NAME(planes)(const struct lbq_conv *c, const struct lbq_pixel *p, in
     else planes_block(c, p, block, sums, PER_LINE, 0);
 }
 
-/* Multiplied by the level
- * ------------------------------------------------------------------------------------------------------------------ */
-
-INLINE void levels_block(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums, int parts) {
-    int64_t size = parts * BYTES, limit = 65535 / (c->range * c->largest);
-    const uint8_t *rows = c->bytes + block * (c->kh * c->kw * c->inputs + 1) * size;
-    uint32_t weighted = 0;
-    memset(sums, 0, (size_t)size * sizeof *sums);
-    for (int s = 0; s < (c->is_signed ? 2 : 1); s++) {
-        const uint16_t *ids = p->ids + s * LBQ_FULL(p->lengths[0]), *values = p->values + s * LBQ_FULL(p->lengths[0]);
-        for (int64_t n = p->lengths[s]; n > 0;) {
-            int64_t some = n < limit ? n : limit;
-            uint32_t total = 0;
-            vw low[MAX_PARTS], high[MAX_PARTS];
-            UNROLL for (int v = 0; v < parts; v++) low[v] = high[v] = (vw){0};
-            for (int64_t i = 0; i < some; i++) {
-                const uint8_t *row = row_at(rows, size, ids[i]);
-                UNROLL for (int v = 0; v < parts; v++) {
-                    vw x = load_row(row + v * BYTES);
-#if defined(LBQ_FOR_NEON)
-                    uint8x16_t value = vdupq_n_u8((uint8_t)values[i]);
-                    low[v] = vmlal_u8(low[v], vget_low_u8((vb)x), vget_low_u8(value));
-                    high[v] = vmlal_high_u8(high[v], (vb)x, value);
-#else
-                    low[v] += x * values[i];
-                    high[v] += (x >> 8) * values[i];
-#endif
-                }
-                total += values[i];
-            }
-            flush(parts, low, high, 0, s, sums);
-            weighted += s ? -total : total;
-            ids += some, values += some, n -= some;
-        }
-    }
-    for (int j = 0; j < size; j++) sums[j] -= (uint32_t)c->bias * weighted;
-}
-
-static void NAME(levels)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
-#if defined(LBQ_FOR_AVX512)
-    if (c->block == 128) {
-        levels_block(c, p, block, sums, 2 * PER_LINE);
-        return;
-    }
-#endif
-    levels_block(c, p, block, sums, PER_LINE);
-}
-
 /* In 32 bits throughout: weights of 16 bits, weights shifted beforehand, scaled as they are added, or shifted one by one
  * ------------------------------------------------------------------------------------------------------------------ */
 
 static void NAME(wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
     int64_t size = c->block, rows = c->kh * c->kw * c->inputs, blocks = (c->outputs + size - 1) / size;
-    const uint16_t *ids = p->ids, *values = p->values;
-    int signs = c->is_signed ? 2 : 1, by_level = c->method == LBQ_LEVEL, planes = by_level ? 1 : c->planes;
+    const uint16_t *ids = p->ids;
+    int signs = c->is_signed ? 2 : 1;
     memset(sums, 0, (size_t)size * sizeof *sums);
-    for (int k = planes - 1, s = 0; k >= 0; k--) {
-        if (!by_level && c->backend == LBQ_HORNER && k != planes - 1)
+    for (int k = c->planes - 1, s = 0; k >= 0; k--) {
+        if (c->backend == LBQ_HORNER && k != c->planes - 1)
             for (int64_t j = 0; j < size; j++) sums[j] <<= 1;
         for (int negative = 0; negative < signs; negative++, s++) {
             for (int64_t i = 0; i < p->lengths[s]; i++) {
                 uint32_t sign = negative ? UINT32_MAX : 0; /* (x ^ sign) - sign is +-x */
-                if (c->backend == LBQ_PRESHIFTED && !by_level) {
+                if (c->backend == LBQ_PRESHIFTED) {
                     const int32_t *row = c->shifted + ((k * blocks + block) * rows + ids[i]) * size;
                     for (int64_t j = 0; j < size; j++) sums[j] += ((uint32_t)row[j] ^ sign) - sign;
                     continue;
                 }
                 const int16_t *row = c->words + (block * rows + ids[i]) * size;
-                if (by_level || c->backend == LBQ_FUSED) { /* one multiplication and addition, as many CPUs have in one */
-                    uint32_t factor = ((by_level ? values[i] : (uint32_t)1 << k) ^ sign) - sign;
+                if (c->backend == LBQ_FUSED) { /* one multiplication and addition, as many CPUs have in one */
+                    uint32_t factor = (((uint32_t)1 << k) ^ sign) - sign;
                     for (int64_t j = 0; j < size; j++) sums[j] += (uint32_t)row[j] * factor;
                     continue;
                 }
@@ -561,7 +503,6 @@ static void NAME(wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int6
                 for (int64_t j = 0; j < size; j++) sums[j] += (((uint32_t)row[j] << shift) ^ sign) - sign;
             }
             ids += LBQ_FULL(p->lengths[s]);
-            if (by_level) values += LBQ_FULL(p->lengths[s]);
         }
     }
 }
@@ -681,7 +622,7 @@ const struct lbq_kernels NAME(lbq_kernels) = {
     .form_compressed = NAME(form_compressed),
 #endif
     .gather = NAME(gather),
-    .run = {[BY_VALUE] = NAME(values), [BY_PLANE] = NAME(planes), [BY_LEVEL] = NAME(levels)},
+    .run = {[BY_VALUE] = NAME(values), [BY_PLANE] = NAME(planes)},
     .pairs = NAME(pairs),
     .wide = NAME(wide),
     .dense_pairs = NAME(dense_pairs),

@@ -13,17 +13,16 @@
 /* Lists of active inputs come in slots, each followed by its negative twin where levels are signed:
  * BY_VALUE  one for each level 1..7: its rows are added up once, and their sum to each plane that the level has a bit in;
  * BY_PLANE  one for each plane, the highest first: for levels above 7, and for the backends that shift;
- * BY_LEVEL  one for all active inputs, with their levels;
  * BY_PAIR   some pairs of levels up to 7 at two timesteps, never signed, see conv_pairs.h. */
-enum lbq_lists { BY_VALUE, BY_PLANE, BY_LEVEL, BY_PAIR };
+enum lbq_lists { BY_VALUE, BY_PLANE, BY_PAIR };
 #define LBQ_LARGEST_VALUE 7
 #define LBQ_MAX_SLOTS 64
 
 /* Active inputs of one row of input pixels. Slot s has its entries from ids + s * capacity on, pixel after pixel:
  * pixel * inputs + channel, modulo 2^16, so that the taps of one kernel row are neighbours. Those of pixel x lie between
- * ids + ends[x * slots + s] and ids + ends[(x + 1) * slots + s]. values: levels, for BY_LEVEL only. */
+ * ids + ends[x * slots + s] and ids + ends[(x + 1) * slots + s]. */
 struct lbq_row {
-    uint16_t *ids, *values;
+    uint16_t *ids;
     int32_t *ends;
 };
 
@@ -39,7 +38,7 @@ struct lbq_window {
 /* What one output pixel has to add: weight rows, slot after slot. Each slot is filled up to whole groups with the row
  * behind the last, which is zero; lengths are those before. */
 struct lbq_pixel {
-    uint16_t *ids, *values;
+    uint16_t *ids;
     int32_t *lengths;
 };
 
@@ -58,8 +57,8 @@ struct lbq_kernels {
      * window's bases, zero fills groups. Returns the number of entries. */
     int64_t (*gather)(struct lbq_window *w, uint16_t shift, uint16_t zero, int64_t x0, int64_t x1,
                       const struct lbq_pixel *to);
-    /* Currents of one output pixel and one block of outputs, for each kind of list. */
-    void (*run[3])(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums);
+    /* Currents of one output pixel and one block of outputs, for the first two kinds of list. */
+    void (*run[2])(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums);
     /* The same of two timesteps. */
     void (*pairs)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *one, uint32_t *two);
     /* The same of one timestep, in 32 bits throughout. */

@@ -28,6 +28,15 @@
 
 enum lbq_isa { LBQ_PORTABLE = 0, LBQ_AVX2 = 1, LBQ_AVX512 = 2, LBQ_NEON = 3 };
 
+/* What a template gave the name NAME(name) in the instruction set `isa`. */
+#if defined(LBQ_X86)
+#define LBQ_PICK(isa, name) ((isa) == LBQ_AVX512 ? name##_avx512 : (isa) == LBQ_AVX2 ? name##_avx2 : name##_portable)
+#elif defined(LBQ_ARM)
+#define LBQ_PICK(isa, name) ((isa) == LBQ_NEON ? name##_neon : name##_portable)
+#else
+#define LBQ_PICK(isa, name) ((void)(isa), name##_portable)
+#endif
+
 /* Bits of `lbq_features`: which instruction paths this CPU can run, and what they may use besides. */
 enum lbq_feature {
     LBQ_HAS_AVX2 = 1 << LBQ_AVX2,
@@ -102,7 +111,7 @@ struct lbq_conv {
     int32_t planes, largest, is_signed, method, backend, isa;
     int32_t pair_lists, pair_columns; /* lists; the most in which one pair stands */
 };
-enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_LEVEL, LBQ_PAIRS };
+enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_PAIRS };
 #define LBQ_MAX_COLUMNS 6
 #define LBQ_NO_LIST 255
 enum { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };

@@ -6,28 +6,6 @@
  * The bounds that deployment proves keep every sum within int32. */
 #include "neuron_sets.h"
 
-static void (*sites_of(int isa))(const struct lbq_neuron *, int64_t, int64_t, int64_t *) {
-#if defined(LBQ_X86)
-    if (isa == LBQ_AVX512) return lbq_neuron_sites_avx512;
-    if (isa == LBQ_AVX2) return lbq_neuron_sites_avx2;
-#elif defined(LBQ_ARM)
-    if (isa == LBQ_NEON) return lbq_neuron_sites_neon;
-#endif
-    (void)isa;
-    return lbq_neuron_sites_portable;
-}
-
-static int (*tally_of(int isa))(const struct lbq_tally *, int64_t, int64_t) {
-#if defined(LBQ_X86)
-    if (isa == LBQ_AVX512) return lbq_tally_sites_avx512;
-    if (isa == LBQ_AVX2) return lbq_tally_sites_avx2;
-#elif defined(LBQ_ARM)
-    if (isa == LBQ_NEON) return lbq_tally_sites_neon;
-#endif
-    (void)isa;
-    return lbq_tally_sites_portable;
-}
-
 struct run {
     struct lbq_neuron n;
     int64_t sites_each;
@@ -38,7 +16,7 @@ static void run_unit(void *context, int64_t unit) {
     const struct lbq_neuron *n = &r->n;
     int64_t total = n->batch * n->sites, first = unit * r->sites_each, last = first + r->sites_each;
     int64_t counts[2] = {0, 0};
-    sites_of(n->isa)(n, first, last < total ? last : total, counts);
+    LBQ_PICK(n->isa, lbq_neuron_sites)(n, first, last < total ? last : total, counts);
     for (int i = 0; i < 2; i++) __atomic_fetch_add(&n->counts[i], counts[i], __ATOMIC_RELAXED);
 }
 
@@ -52,4 +30,6 @@ void lbq_neuron(const struct lbq_neuron *call, int threads) {
     lbq_parallel(threads, (total + r.sites_each - 1) / r.sites_each, run_unit, &r);
 }
 
-int lbq_tally(const struct lbq_tally *call) { return tally_of(call->isa)(call, 0, call->timesteps * call->sites); }
+int lbq_tally(const struct lbq_tally *call) {
+    return LBQ_PICK(call->isa, lbq_tally_sites)(call, 0, call->timesteps * call->sites);
+}

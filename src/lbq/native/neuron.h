@@ -28,7 +28,23 @@ INLINE vi load(const int32_t *p, int64_t lanes, int32_t fill) {
     return v;
 }
 
-#if defined(LBQ_FOR_NEON) /* where gcc converts one by one */
+/* By instructions of their own: gcc converts one by one. */
+#if defined(LBQ_FOR_AVX512)
+INLINE vi from_bytes(vb v, int is_signed) {
+    return is_signed ? (vi)_mm512_cvtepi8_epi32((__m128i)v) : (vi)_mm512_cvtepu8_epi32((__m128i)v);
+}
+INLINE vb to_bytes(vi v) { return (vb)_mm512_cvtepi32_epi8((__m512i)v); }
+#elif defined(LBQ_FOR_AVX2)
+INLINE vi from_bytes(vb v, int is_signed) {
+    __m128i bytes = _mm_cvtsi64_si128((int64_t)v);
+    return is_signed ? (vi)_mm256_cvtepi8_epi32(bytes) : (vi)_mm256_cvtepu8_epi32(bytes);
+}
+INLINE vb to_bytes(vi v) {
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    words = _mm_and_si128(words, _mm_set1_epi16(0xff)); /* the lower byte of each */
+    return (vb)_mm_cvtsi128_si64(_mm_packus_epi16(words, words));
+}
+#elif defined(LBQ_FOR_NEON)
 INLINE vi from_bytes(vb v, int is_signed) {
     uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32((uint32_t)v));
     return is_signed ? (vi)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(bytes))))
@@ -55,6 +71,16 @@ INLINE void store(void *p, const void *from, int64_t bytes) { memcpy(p, from, (s
 
 /* x where the mask is 0, -x where it is -1. */
 INLINE vi with_sign(vi x, vi negative) { return (x ^ negative) - negative; }
+
+/* level + 1 where the size reaches the threshold. */
+INLINE vi one_more(vi level, vi size, vi threshold) {
+#if defined(LBQ_FOR_AVX512)
+    __mmask16 reached = _mm512_cmpge_epi32_mask((__m512i)size, (__m512i)threshold);
+    return (vi)_mm512_mask_add_epi32((__m512i)level, reached, (__m512i)level, _mm512_set1_epi32(1));
+#else
+    return level - (size >= threshold);
+#endif
+}
 
 INLINE vi leaked(vi v, int32_t m, int32_t k) {
     if (k == 0) return v;
@@ -102,7 +128,7 @@ INLINE void tile(const struct lbq_neuron *n, struct kind is, int64_t image, int6
             vi size = is.is_signed ? with_sign(u[g], negative) : u[g];
             const int32_t *threshold = n->thresholds + c + g * LANES;
             _Pragma("GCC unroll 5") for (int64_t k = 0; k < is.n_max; k++, threshold += channels)
-                level -= size >= load(threshold, lanes, INT32_MAX);
+                level = one_more(level, size, load(threshold, lanes, INT32_MAX));
             vi fired = level != 0;
             *active -= fired;
             *bits += set_bits(level, is.n_max);

@@ -228,7 +228,7 @@ class SpikingNeuron(nn.Module, ABC):
 
     def kernel(self, timesteps: int, dtype: torch.dtype = torch.float32) -> str:
         """Which kernel runs its sequences of so many timesteps: the chosen one where it can, else the reference."""
-        x = torch.zeros(timesteps, 1, 1, 1, 1, dtype=dtype, device=self.alpha.device)
+        x = torch.zeros(timesteps, 1, self.step.numel(), 1, 1, dtype=dtype, device=self.alpha.device)
         return kernel_for(x, self.constants(x), self.rule)
 
     def fuses(self, x: Tensor, norm: nn.Module, timesteps: int) -> bool:

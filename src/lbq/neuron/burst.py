@@ -124,7 +124,7 @@ class SteppedNeuron(SpikingNeuron):
 
 
 class BurstNeuron(SteppedNeuron):
-    """Burst neuron with integer levels 0..n_max and a learned step (Eqs. lbq_fire to scale_grad_middle).
+    """Burst neuron with integer levels 0..n_max and a learned step (Eqs. 5 to 12 of the paper).
 
     Maps currents `[T, B, ...]` to gamma * S, starts every call from a zero state and keeps nothing.
 

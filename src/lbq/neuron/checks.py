@@ -14,9 +14,9 @@ from lbq.kernels.reference import transformed
 LEARNED = {"eta": "tail"}  # parameters whose option has another name
 
 
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+def check_count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
     return int(value)
 
 

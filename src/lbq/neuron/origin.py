@@ -29,8 +29,9 @@ VIEWS = ("View", "UnsafeView", "ReshapeAlias")
 KEEPING = re.compile(
     "Add|Sub|Mul|Div|Neg|Clamp|Clone|ToCopy|Alias|ConstantPadNd|NativeDropout|NativeLayerNorm|NativeGroupNorm|Relu|LeakyRelu"
     "|PreluKernel|Elu|Gelu|Silu|Mish|Hardswish|Hardsigmoid|Hardtanh|Sigmoid|Tanh|Softplus|Threshold|MaxPool.*|AvgPool.*"
-    "|AdaptiveAvgPool.*|AdaptiveMaxPool.*"
+    "|AdaptiveAvgPool.*|AdaptiveMaxPool.*|Upsample.*"
 )
+ALONG = ("Mean", "Sum", "Amax", "Cat", "Slice")  # keep it too, unless it is among the axes that they work along
 LEAK = "stands the batch of {}: samples leak into each other"
 MOST_NODES = 200  # asked; a layer's input is a few nodes away
 Edge = tuple[Any, int]  # a node of the autograd graph, and which of its outputs
@@ -119,14 +120,20 @@ def _inputs(edge: Edge) -> list[Edge]:
 def _before(edge: Edge) -> list[Edge]:
     """The tensors whose first axis an operation kept."""
     node, kind, shape, inputs = edge[0], _kind(edge), _shape(edge), _inputs(edge)
-    if (
-        kind in VIEWS and inputs and len(_shape(inputs[0])) < len(shape)
-    ):  # the first axis was split, if not around a linear layer
+    if kind in VIEWS and inputs and len(_shape(inputs[0])) < len(shape):
+        # the first axis was split, if not around a linear layer
         flat = [y for y in _inputs(inputs[0]) if _kind(y) in VIEWS] if _kind(inputs[0]) in PRODUCTS else []
         return [x for y in flat for x in _inputs(y) if _shape(x)[:-1] == shape[:-1]]
     if kind in VIEWS or KEEPING.fullmatch(kind):
         return [x for x in inputs if len(before := _shape(x)) >= len(shape) and before[0] == shape[0]]
+    if kind in ALONG and getattr(node, "_saved_dim", None) is not None:
+        saved = node._saved_dim if isinstance(node._saved_dim, tuple) else (node._saved_dim,)
+        return [x for x in inputs if not _is_first(saved, len(_shape(x)))]
     if kind == "Transpose":
-        axes = {axis - 2**64 if axis >= 2**63 else axis for axis in (node._saved_dim0, node._saved_dim1)}
-        return inputs if not axes & {0, -len(shape)} else []
+        return inputs if not _is_first((node._saved_dim0, node._saved_dim1), len(shape)) else []
     return inputs if kind == "Permute" and node._saved_dims[0] == 0 else []
+
+
+def _is_first(saved: tuple[int, ...], rank: int) -> bool:
+    """Whether the first axis is among those that a node notes, negative ones modulo 2^64."""
+    return any(axis in (0, 2**64 - rank) for axis in saved)

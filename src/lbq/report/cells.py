@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -76,13 +76,8 @@ class Table:
         table.rows = [Row(row.cells[:-1], row.kind) for row in self.rows if row.kind == "ours"]
         return table
 
-    @property
-    def has_ours(self) -> bool:
-        return any(row.kind == "ours" for row in self.rows)
-
-    @property
-    def has_published(self) -> bool:
-        return any(row.kind == "published" for row in self.rows)
+    def has(self, kind: Kind) -> bool:
+        return any(row.kind == kind for row in self.rows)
 
 
 def cell(value: str | float | None, digits: int | None = None) -> Cell:
@@ -96,8 +91,13 @@ def cell(value: str | float | None, digits: int | None = None) -> Cell:
 
 
 def dataset_name(result: Result | Group) -> str:
-    name = str(result.record["dataset"])
-    return DATASETS.get(name, name)
+    return shown_dataset(str(result.record["dataset"]))
+
+
+def shown_dataset(name: str) -> str:
+    """The name of a dataset as readers know it, or of a part of it: `cifar10, 200 samples`."""
+    whole, comma, part = name.partition(", ")
+    return DATASETS.get(whole, whole) + comma + part
 
 
 def decimals(value: float) -> int:
@@ -110,17 +110,10 @@ def setting_cells(group: Group) -> tuple[str, str, int | str]:
     return dataset_name(group), str(group.record["model"]), int(group.record["epochs"]) or ""
 
 
-def accuracy_cell(group: Group) -> Cell:
-    return _seeds_cell(group, lambda result: result.accuracy)
-
-
-def holdout_cell(group: Group) -> Cell:
-    return _seeds_cell(group, lambda result: result.holdout_accuracy)
-
-
-def _seeds_cell(group: Group, value_of: Callable[[Result], float | None]) -> Cell:
+def accuracy_cell(group: Group, held_out: bool = False) -> Cell:
     """mean ± sd over the seeds that have a value (n). A single seed has no deviation, and the text says so."""
-    known = [(r.record["seed"], value) for r in group.results if (value := value_of(r)) is not None]
+    values = [(r.record["seed"], r.holdout_accuracy if held_out else r.accuracy) for r in group.results]
+    known = [(seed, value) for seed, value in values if value is not None]
     if not known:
         return Cell("")
     mean = spread_cell([value for _, value in known], 2)

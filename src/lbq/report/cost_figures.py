@@ -46,9 +46,11 @@ def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology:
 
 def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
     """Points are numbered, for names would not fit beside them; the list below names them."""
-    published = [(row.method, energy_mj(row.operations, technology.paper), row.accuracy) for row in paper.cost_rows()]
     theirs = "published" if technology.as_published else "published counts, other prices"
-    points = [(str(i), 0, f"{name}, {theirs}", e, a) for i, (name, e, a) in enumerate(published, 1)]
+    points = [
+        (str(i), 0, f"{name}, {theirs}", energy_mj(operations, technology.paper), accuracy)
+        for i, (name, accuracy, operations) in enumerate(paper.cost_rows(), 1)
+    ]
     for o in ours:
         if o.group.mean is not None:
             energy = statistics.fmean(

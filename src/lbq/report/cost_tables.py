@@ -80,13 +80,13 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
         "Counted as rate x MACs, padded taps included, as the paper counts; beyond its table: at valid positions only.",
     )
     rows = paper.cost_rows()
-    reference = energy_mj(rows[0].operations, technology.paper)
-    for row in rows:
-        ops, energy = row.operations, energy_mj(row.operations, technology.paper)
+    reference = energy_mj(rows[0][2], technology.paper)
+    for method, accuracy, ops in rows:
+        energy = energy_mj(ops, technology.paper)
         table.add(
-            row.method,
+            method,
             *PAPER_SETTING,
-            cell(row.accuracy),
+            cell(accuracy),
             "",
             cell(ops.fp_macs / 1e6),
             cell(ops.accumulations / 1e6) if ops.accumulations else "N/A",

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lbq.report.cells import DATASETS
+from lbq.report.cells import DATASETS, shown_dataset
 from lbq.report.svg import shade
 from lbq.results.result import Gathered, Result, by_key, names
 
@@ -68,7 +68,7 @@ def by_task(results: Sequence[Result], draw: Draw) -> list[Figure]:
     slugs = [slug(dataset, DATASET_LETTERS) for dataset in datasets]
     figures: list[Figure] = []
     for i, dataset in enumerate(datasets):
-        name = DATASETS.get(dataset, dataset)
+        name = shown_dataset(dataset)
         unique = slugs[i] and slugs[i] not in slugs[:i]
         data_file = slugs[i] if unique else f"{slugs[i]}-{i}".strip("-")
         for task in sorted(tasks[dataset].values(), key=rank):

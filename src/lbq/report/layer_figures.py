@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
 from lbq.counting.analysis import Analysis
-from lbq.report.cells import DATASETS
+from lbq.report.cells import shown_dataset
 from lbq.report.figures import Figure, by_task, level_colour, padded, seeds, series_of, slug, titles
 from lbq.report.membrane_figures import membranes, membranes_of_all
 from lbq.report.svg import Plot
@@ -298,7 +298,7 @@ def analysis_figures(analysis: Analysis) -> dict[str, Figure]:
     """The figures of one analysis, by file name."""
     title = str(analysis.facts.get("name") or analysis.facts.get("model") or "network")
     data = str(analysis.facts.get("dataset") or analysis.facts.get("data") or "dataset not named")
-    dataset = DATASETS.get(data, data)
+    dataset = shown_dataset(data)
     figures: dict[str, Figure | None] = {}
 
     def by_layer(id: str, heading: str, label: str, curve: Curve) -> None:

@@ -40,7 +40,9 @@ def render(gathered: Gathered, technology: Technology = DEFAULT, tour: Tour | No
 
     def ours(id: str) -> list[str]:
         """Our rows of a table of the paper's, which stands below with all rows."""
-        several = [t.ours(f"our-{id}") if t.columns[-1] == "Origin" else t for t in tables if t.id == id and t.has_ours]
+        several = [
+            t.ours(f"our-{id}") if t.columns[-1] == "Origin" else t for t in tables if t.id == id and t.has("ours")
+        ]
         return [_table(table, len(table.rows) > MOST_ROWS) for table in several]
 
     runs = max(len(gathered.groups), len(gathered.unfinished))
@@ -62,7 +64,7 @@ def render(gathered: Gathered, technology: Technology = DEFAULT, tour: Tour | No
         ("speed", "Speed", [_figures(speed_figures(gathered.benchmarks))]),
         ("neuron", "Neuron", [_figures(_neuron(gathered))]),
         ("tour", "Tour", [_tour(tour) if tour is not None else ""]),
-        ("published", "Published", [_published(gathered, technology, [t for t in tables if t.has_published])]),
+        ("published", "Published", [_published(gathered, technology, [t for t in tables if t.has("published")])]),
         ("details", "Records", [*map(_details, gathered.results, names(gathered.results))]),
     ]  # fmt: skip
     return _document(title, [(id, heading, "".join(parts)) for id, heading, parts in sections if any(parts)])

@@ -19,6 +19,9 @@ from lbq.results.result import Gathered, Group, names
 
 DIGITS_OF_HASH = 10
 HELD_OUT_NOTE = "Held out: the last epoch on samples kept out of training; select by this, never by the test set."
+LIMIT_NOTE = (
+    "A dataset of so many samples: that many train and that many test (data.limit). On integers: all test samples."
+)
 PUBLISHED_NOTE = f"Published rows: as quoted in {paper.CITATION}; venue as named there. They were not run by us."
 REPRODUCED_NOTE = "†: reproduced by that paper's authors."
 TRAINING_OF_GROUP = {"conversion": "converted from an ANN", "training": "trained directly"}
@@ -40,7 +43,7 @@ def all_tables(gathered: Gathered, technology: Technology = DEFAULT) -> list[Tab
         *(
             table if published else table.ours(table.id)
             for table in (layer_table(groups), counts_table(groups), cost_table(groups, technology))
-            if published or table.has_ours
+            if published or table.has("ours")
         ),
         *(
             honest_table(f"honest-{i}", _counted_network(group, title), costs(exact, technology))
@@ -68,6 +71,7 @@ def runs_table(gathered: Gathered) -> Table:
         "#On integers %; Config; Weights; From",
         "Accuracy of the last epoch on the test set; mean ± sample standard deviation over seeds, a single seed has none.",
         *[HELD_OUT_NOTE] * held_out,
+        *[LIMIT_NOTE] * any(r.limited for r in gathered.finished),
         "Config and weights: first digits of their SHA-256.",
     )
     for group in gathered.groups:
@@ -80,7 +84,7 @@ def runs_table(gathered: Gathered) -> Table:
             int(group.record["timesteps"]),
             group.record.get("n_max") or "",
             epochs,
-            *[cells.holdout_cell(group)] * held_out,
+            *[cells.accuracy_cell(group, held_out=True)] * held_out,
             cells.accuracy_cell(group),
             cells.integer_cell(group),
             _hashes([str(r.record["config_hash"]) for r in group.results], link=run_id(group.first)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lbq.report.figures import Figure, by_task, padded, seeds, series_of, titles
 from lbq.report.svg import DASHES, Plot, Point, label, ticks
@@ -27,11 +26,6 @@ class Run:
     name: str
     label: str
     dash: str | None = None
-
-    @property
-    def log(self) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = self.result.record["log"]
-        return entries
 
 
 def training_figures(gathered: Gathered) -> list[Figure]:
@@ -79,7 +73,8 @@ def _figures_of_task(runs: Sequence[Run], where: str, file: str) -> list[Figure]
     figures = []
     for key, title, unit in CURVES:
         points = [
-            (run, [(float(e["epoch"]), float(e[key])) for e in run.log if e.get(key) is not None]) for run in runs
+            (run, [(float(e["epoch"]), float(e[key])) for e in run.result.record["log"] if e.get(key) is not None])
+            for run in runs
         ]
         shown = [(run, curve) for run, curve in points if curve]
         curves = [curve for _, curve in shown]

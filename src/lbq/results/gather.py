@@ -122,7 +122,10 @@ def _expanded(path: Path) -> Iterable[Path]:
     files.refuse_pipe(path)
     if path.is_file():
         if path.suffix not in (".json", ".lbq"):
-            raise LbqError(f"{path} is neither a record or analysis (.json) nor a deployed network (.lbq)")
+            raise LbqError(
+                f"{path} is neither a record or analysis (.json) nor a deployed network (.lbq): "
+                "give one of these, or a run folder"
+            )
         return [path, *_written(path)]
     if (path / "config.toml").exists():
         return [path, *_written(path)]

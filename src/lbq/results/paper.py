@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lbq.counting.operations import CostRow, Operations
+from lbq.counting.operations import Operations
 
 CITATION = (
     "D. Bai, H. Peng, H. Qu, D. Xia: Learnable Burst Quantization for Expressive and Efficient Spiking Neural Networks"
@@ -32,11 +32,11 @@ COSTS: dict[str, tuple[float, float, float, float]] = {
 ACCUMULATIONS = {method: (unary, bit_sparse) for method, (_, unary, bit_sparse, _) in COSTS.items()}
 
 
-def cost_rows() -> list[CostRow]:
-    """The rows of the paper's cost table, ANN first."""
-    rows = [CostRow("ANN", 97.52, Operations(ANN_MACS))]
+def cost_rows() -> list[tuple[str, float, Operations]]:
+    """Method, accuracy and operations per image of the rows of the paper's cost table, ANN first."""
+    rows = [("ANN", 97.52, Operations(ANN_MACS))]
     for method, (accuracy, _, bit_sparse, formations) in COSTS.items():
-        rows.append(CostRow(method, accuracy, Operations(STEM_MACS, bit_sparse * 1e6, formations * 1e6)))
+        rows.append((method, accuracy, Operations(STEM_MACS, bit_sparse * 1e6, formations * 1e6)))
     return rows
 
 

@@ -101,6 +101,11 @@ class Result:
         return self.record.get("holdout_accuracy")
 
     @property
+    def limited(self) -> bool:
+        """Whether it was trained and tested on a part of its dataset (`data.limit`)."""
+        return bool(self.record["config"].get("data", {}).get("limit"))
+
+    @property
     def of_events(self) -> bool:
         """Whether its inputs are event frames. An older record says it only by its dataset."""
         return not self.record.get("static", self.record["dataset"] not in EVENTS)

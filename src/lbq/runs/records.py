@@ -119,7 +119,7 @@ def _plan(config: Config) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "name": config.name or title_of(neurons["variant"]),
-        "dataset": config.data.title or config.data.name,
+        "dataset": dataset_of(config),
         "model": config.model.id,
         **neurons,
         "timesteps": config.model.timesteps,
@@ -163,7 +163,7 @@ def facts_of(run: Path | str) -> dict[str, Any]:
     config = run_folder.load_config(run)
     return {
         "name": Path(run).resolve().name,
-        "dataset": config.data.title or config.data.name,
+        "dataset": dataset_of(config),
         "model": config.model.id,
         **describe(config),
         "timesteps": config.model.timesteps,
@@ -191,6 +191,12 @@ def describe(config: Config) -> dict[str, Any]:
     if learned and getattr(neuron, "step_gradient", "sum") != "sum":
         facts["step_gradient"] = neuron.step_gradient
     return facts
+
+
+def dataset_of(config: Config) -> str:
+    """A part of a dataset has a name of its own: reports do not put its accuracies beside those of the whole."""
+    name = config.data.title or config.data.name
+    return f"{name}, {config.data.limit} samples" if config.data.limit else name
 
 
 def split_of(config: Config, data: Mapping[str, str]) -> str:

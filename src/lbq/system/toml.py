@@ -20,10 +20,23 @@ from lbq.system import files
 MAX_BASES = 8  # in a row
 MOST_BYTES = 2**20  # of a file
 MOST_DEPTH = 32  # of tables and lists in each other: the parser takes time and memory that grow with its square
+BETWEEN_KEYS = re.compile(r"[^\w'.-]+")  # what ends a dotted key
+TOO_DEEP = f"tables or lists lie more than {MOST_DEPTH} deep in each other"
 LARGEST_INTEGER = 2**63 - 1
-STRINGS = re.compile(  # and comments
-    r'"{3}(?:\\.|[^\\])*?"{3}|' r"'{3}.*?'{3}|" r'"(?:\\.|[^"\\\n])*"|' r"'[^'\n]*'|#[^\n]*", re.DOTALL
+# Strings and comments. One that does not end goes on to the end of its line or of the text, so that nothing is read twice.
+STRINGS = re.compile(
+    r'"{3}(?:\\.|[^\\])*?(?:"{3}|\Z)|' r"'{3}.*?(?:'{3}|\Z)|" r'"(?:\\.|[^"\\\n])*+"?|' r"'[^'\n]*+'?|#[^\n]*+",
+    re.DOTALL,
 )
+
+
+def _instead(path: Path, depth: int) -> str:
+    """What to give in place of a file that cannot be read."""
+    if (path / "config.toml").is_file():
+        return f"give {path / 'config.toml'}"
+    if depth > 0:
+        return "correct the `base` that names it"
+    return "give one of its files" if path.is_dir() else "give a TOML file, such as configs/digits/lbq.toml"
 
 
 def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
@@ -32,8 +45,7 @@ def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
     try:
         tree = parsed(files.text_of(path, ConfigError, MOST_BYTES))
     except OSError as error:
-        inside = f"; give {path / 'config.toml'}" if (path / "config.toml").is_file() else ""
-        raise ConfigError(f"cannot read {path}: {error.strerror}{inside}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}; {_instead(path, depth)}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {' '.join(str(error).split())[:200]}") from error
     base = tree.pop("base", None)
@@ -52,22 +64,28 @@ def parsed(text: str) -> dict[str, Any]:
     """The tree of a text, or a ValueError that says what is wrong with it. Its size must be limited already."""
     bare = STRINGS.sub("''", text)
     opened = itertools.accumulate((char in "[{") - (char in "]}") for char in bare if char in "[]{}")
-    dots = max((line.partition("=")[0].count(".") for line in bare.splitlines()), default=0)
+    keys = BETWEEN_KEYS.split(bare.replace(" ", "").replace("\t", ""))  # a space may stand beside a dot; and numbers
+    dots = max(key.count(".") for key in keys)
     if max(max(opened, default=0), dots + 1) > MOST_DEPTH:
-        raise ValueError(f"tables or lists lie more than {MOST_DEPTH} deep in each other")
+        raise ValueError(TOO_DEEP)
     tree = tomllib.loads(text)
-    _check_integers(tree)
+    _check(tree)
     return tree
 
 
-def _check_integers(value: Any, name: str = "") -> None:
-    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise ValueError(f"{name} must be an integer of 64 bits, got {str(value)[:20]}")
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            _check_integers(inner, f"{name}.{key}" if name else key)
-    for inner in value if isinstance(value, list) else ():
-        _check_integers(inner, name)
+def _check(tree: Mapping[str, Any]) -> None:
+    """Refuse what lies too deep, as dotted keys in each other may, and integers of more than 64 bits."""
+    waiting: list[tuple[str, Any, int]] = [("", tree, 0)]
+    while waiting:
+        name, value, depth = waiting.pop()
+        if depth > MOST_DEPTH:
+            raise ValueError(TOO_DEEP)
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            raise ValueError(f"{name} must be an integer of 64 bits, got {str(value)[:20]}")
+        if isinstance(value, Mapping):
+            waiting += [(f"{name}.{key}" if name else key, inner, depth + 1) for key, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(name, inner, depth + 1) for inner in value]
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], layers: bool = True) -> dict[str, Any]:
@@ -94,7 +112,7 @@ def overrides(assignments: Iterable[str]) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         names = key.strip().split(".")
         if not equals or not all(names):
-            raise ConfigError(f"override {assignment!r} must have the form key=value, such as train.epochs=3")
+            raise ConfigError(f"{assignment!r} must have the form key=value, such as train.epochs=3")
         leaf: Any = parsed(f"value = {text}")["value"] if is_value(text) else text
         for name in reversed(names):
             leaf = {name: leaf}

@@ -48,9 +48,8 @@ LOG_LINE = Fields(
 
 def check(trainer: Trainer, loaded: Loaded) -> None:
     """Refuse a checkpoint, whose network is the trainer's, that no run of this configuration can have written."""
-    if (
-        wrong := _position(trainer, loaded.values) or _scaler(trainer, loaded.values) or _tensors(trainer, loaded)
-    ) != "":
+    wrong = _position(trainer, loaded.values) or _scaler(trainer, loaded.values) or _tensors(trainer, loaded)
+    if wrong:
         raise RunError(f"{loaded.path} is damaged: {wrong}; {REMEDY}")
 
 

@@ -197,11 +197,9 @@ def _refuse_twins(members: Sequence[Member]) -> None:
     """One run under two names would count twice, and two runs of one name would share a folder."""
     first: dict[object, Member] = {}
     for member in members:
+        run = member.config.hash, member.config.data.root  # other data: another run
         for key, problem in (
-            (
-                (member.config.hash, member.config.data.root),
-                "are the same run: give one of them",
-            ),  # other data: another run
+            (run, "are the same run: give one of them"),
             (member.folder, f"are both called {member.folder.name}: rename one, or sweep it to another --out"),
         ):
             if (other := first.setdefault(key, member)) is not member:

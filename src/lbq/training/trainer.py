@@ -95,9 +95,8 @@ class Trainer:
             "config_hash": self.config.hash,
             "data": self.data,
             "first_steps": self.sentinel.first_steps,
-            "without_slots": [
-                n for n, p in self.net.named_parameters() if not self.optimiser.state.get(p)
-            ],  # no gradient yet
+            # parameters that have had no gradient yet
+            "without_slots": [n for n, p in self.net.named_parameters() if not self.optimiser.state.get(p)],
         }
         return tensors, values
 

@@ -155,9 +155,7 @@ class WeightRounding:
             unit = torch.maximum(heaviest / most, neuron.step.double() / finest).reshape(-1, 1, 1, 1)
             for read, weight, factor in zip(reads, taken, factors, strict=True):
                 whole = (weight * factor / unit).round().clamp(-most, most)
-                value = torch.where(
-                    factor == 0, weight, whole * unit / factor
-                )  # what a gain of 0 hides may be anything
+                value = torch.where(factor == 0, weight, whole * unit / factor)  # a gain of 0 hides any weight
                 parts.setdefault(id(read.weight), []).append(value.flatten(1))
         return [torch.cat(parts[id(weight)], 1).reshape(weight.shape) for weight in self.weights]
 

@@ -95,13 +95,13 @@ def test_cifar10_dvs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recordings = cifar(tmp_path / "data")
     split = write(tmp_path / "split.txt", SPLIT)
     data = load_cifar10_dvs(tmp_path / "data", 4, (32, 32), split=split)
-    assert data.name == "cifar10-dvs"
+    assert data.inputs.name == "cifar10-dvs"
     assert data.split.startswith("split.txt (sha256 ")
-    assert data.classes[9] == "truck"
+    assert data.inputs.classes[9] == "truck"
     assert data.train.labels.tolist() == [0, 0, 0, 9]
     assert data.test.labels.tolist() == [9]
     for frame, key in zip(
-        data.train.frames, [("airplane", 0), ("airplane", 1), ("airplane", 5), ("truck", 10)], strict=True
+        data.train.images, [("airplane", 0), ("airplane", 1), ("airplane", 5), ("truck", 10)], strict=True
     ):
         np.testing.assert_array_equal(frame, to_frames(events_of(recordings[key]), 4, size=(32, 32)))
 
@@ -110,7 +110,7 @@ def test_cifar10_dvs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets, "decode_aedat2", never)
     again = load_cifar10_dvs(tmp_path / "data", 4, 32, split=split)  # the same size
-    np.testing.assert_array_equal(again.test.frames, data.test.frames)
+    np.testing.assert_array_equal(again.test.images, data.test.images)
     with pytest.raises(AssertionError, match="decoded again"):
         load_cifar10_dvs(tmp_path / "data", 4, (32, 32), "time", split=split)
     os.utime(tmp_path / "data/truck/cifar10_truck_2.aedat", (1, 1))
@@ -134,7 +134,7 @@ def test_loaders_put_late_events_in_order(tmp_path: Path) -> None:
         load_dvs_gesture(tmp_path / "gesture", 3),
         load_nmnist(tmp_path / "nmnist", 3, allow_partial=True),
     ):
-        assert data.train.frames.sum((0, 2, 3, 4)).tolist() == [1, 1, 1]
+        assert data.train.images.sum((0, 2, 3, 4)).tolist() == [1, 1, 1]
 
 
 def test_cifar10_dvs_from_archives(tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_cifar10_dvs_from_archives(tmp_path: Path) -> None:
         bundle.addfile(link)
     shutil.copytree(tmp_path / "data/truck", tmp_path / "mixed/truck")  # extracted as well: no ambiguity
     data = load_cifar10_dvs(tmp_path / "mixed", 4, split=split, cache=tmp_path / "cache1")
-    np.testing.assert_array_equal(data.train.frames, expected.train.frames)
-    np.testing.assert_array_equal(data.test.frames, expected.test.frames)
+    np.testing.assert_array_equal(data.train.images, expected.train.images)
+    np.testing.assert_array_equal(data.test.images, expected.test.images)
     shutil.rmtree(tmp_path / "mixed/truck")
     data = load_cifar10_dvs(tmp_path / "mixed", 4, split=split, cache=tmp_path / "cache1")
-    np.testing.assert_array_equal(data.test.frames, expected.test.frames)
+    np.testing.assert_array_equal(data.test.images, expected.test.images)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cache0", "cache1", "data", "mixed", "split.txt"]
     shutil.copytree(tmp_path / "data/truck", tmp_path / "data/copy")
     with pytest.raises(DataError, match="are the same recording: keep one"):
@@ -259,13 +259,13 @@ def test_dvs_gesture(tmp_path: Path) -> None:
     recordings = gesture(tmp_path / "DvsGesture")
     for by in ("count", "time"):
         data = load_dvs_gesture(tmp_path, 3, (16, 16), by)
-        assert data.train.frames.shape == (6, 3, 2, 16, 16)  # one per row, though class 8 comes twice
+        assert data.train.images.shape == (6, 3, 2, 16, 16)  # one per row, though class 8 comes twice
         assert data.train.labels.tolist() == [10, 7, 7] * 2
-        assert [data.classes[i] for i in data.test.labels] == ["other_gestures", "arm_roll", "arm_roll"]
+        assert [data.inputs.classes[i] for i in data.test.labels] == ["other_gestures", "arm_roll", "arm_roll"]
         first = recordings["user24_led"][0][0]
         cut = events_of([e for e in recordings["user24_led"] if first + 9000 <= e[0] < first + 12000])
         span = (first + 9000, first + 12000) if by == "time" else None
-        np.testing.assert_array_equal(data.test.frames[1], to_frames(cut, 3, by, (16, 16), span))
+        np.testing.assert_array_equal(data.test.images[1], to_frames(cut, 3, by, (16, 16), span))
 
 
 @pytest.mark.parametrize(
@@ -302,13 +302,13 @@ def test_nmnist_in_its_official_layout(tmp_path: Path) -> None:
         load_nmnist(tmp_path / "data")
     data = load_nmnist(tmp_path / "data", 2, allow_partial=True)
     assert data.train.labels.tolist() == [0, 3]
-    assert data.train.frames.shape == (2, 2, 2, 34, 34)
-    assert data.train.frames.sum(axis=(1, 2, 3, 4)).tolist() == [10, 13]
+    assert data.train.images.shape == (2, 2, 2, 34, 34)
+    assert data.train.images.sum(axis=(1, 2, 3, 4)).tolist() == [10, 13]
     (tmp_path / "zipped").mkdir()
     for part in ("Train", "Test"):
         shutil.make_archive(str(tmp_path / "zipped" / part), "zip", tmp_path / "data", part)
     zipped = load_nmnist(tmp_path / "zipped", 2, allow_partial=True)
-    np.testing.assert_array_equal(zipped.train.frames, data.train.frames)
+    np.testing.assert_array_equal(zipped.train.images, data.train.images)
     with pytest.raises(DataError, match="no N-MNIST under"):
         load_nmnist(tmp_path / "data" / "Train" / "3")
     (tmp_path / "data" / "Train" / "3" / "00001.bin").write_bytes(b"")
@@ -342,12 +342,12 @@ def objects(root: Path) -> None:
 def test_dvs_objects(tmp_path: Path) -> None:
     objects(tmp_path)
     data = load_dvs_objects(tmp_path, 2, (8, 8), window_us=25_000)
-    assert data.classes == ("box", "mug", "cutter", "pencil", "scissors")
+    assert data.inputs.classes == ("box", "mug", "cutter", "pencil", "scissors")
     assert np.bincount(data.train.labels).tolist() == [2] * 5  # two hold no event; the second cutter is too short
     assert np.bincount(data.test.labels).tolist() == [2] * 5
-    assert int(data.test.frames.sum()) == 5 * 102
+    assert int(data.test.images.sum()) == 5 * 102
     by_time = load_dvs_objects(tmp_path, 2, (8, 8), "time", window_us=25_000)
-    assert by_time.test.frames[1].sum(axis=(1, 2, 3)).tolist() == [0, 1]
+    assert by_time.test.images[1].sum(axis=(1, 2, 3)).tolist() == [0, 1]
     with pytest.raises(ValueError, match="^window_us must be"):
         load_dvs_objects(tmp_path, window_us=1)
     (tmp_path / "DataSet2/Tesoura.aedat").unlink()
@@ -373,18 +373,18 @@ def test_windows_are_whole_and_disjoint(events: list[writer.Event], window_us: i
 
 def test_real_nmnist(tmp_path: Path) -> None:
     data = load_nmnist(real("nmnist_small"), 10, cache=tmp_path)
-    assert data.train.frames.shape == (1000, 10, 2, 34, 34)
-    assert data.test.frames.shape == (100, 10, 2, 34, 34)
+    assert data.train.images.shape == (1000, 10, 2, 34, 34)
+    assert data.test.images.shape == (100, 10, 2, 34, 34)
     assert np.bincount(data.train.labels).tolist() == [97, 116, 99, 93, 105, 92, 94, 117, 87, 100]
     assert data.train.labels[:5].tolist() == [5, 0, 4, 1, 9]  # as in MNIST
     files = sorted(real("nmnist_small").rglob("*.bs2"))
     assert len(files) == 1100
     total = sum(path.stat().st_size for path in files) // 5
-    assert data.train.frames.max() < 255
-    assert int(data.train.frames.sum(dtype=np.int64) + data.test.frames.sum(dtype=np.int64)) == total
+    assert data.train.images.max() < 255
+    assert int(data.train.images.sum(dtype=np.int64) + data.test.images.sum(dtype=np.int64)) == total
     # orientation: a 7 is wide above and narrow below, and a 1 slants from the lower left to the upper right; turned by
     # half a circle the first fails, mirrored the second
-    seven, one = (data.train.frames[data.train.labels == n].sum(axis=(0, 1, 2), dtype=np.float64) for n in (7, 1))
+    seven, one = (data.train.images[data.train.labels == n].sum(axis=(0, 1, 2), dtype=np.float64) for n in (7, 1))
     (_, wide), (_, narrow) = spread(seven[7:14]), spread(seven[20:27])
     (right, _), (left, _) = spread(one[6:12]), spread(one[20:26])
     assert wide > 1.3 * narrow
@@ -416,7 +416,7 @@ def test_real_dvs_objects(tmp_path: Path) -> None:
     data = load_dvs_objects(real("dvs128_objects"), 4, (32, 32), window_us=1_000_000, cache=tmp_path)
     assert np.bincount(data.train.labels).tolist() == [32, 33, 67, 36, 33]
     assert np.bincount(data.test.labels).tolist() == [18, 20, 18, 18, 18]
-    assert data.train.frames.any(axis=(1, 2, 3, 4)).all()
+    assert data.train.images.any(axis=(1, 2, 3, 4)).all()
 
 
 def test_a_tree_leaves_out_clutter_and_refuses_what_two_archives_hold(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from lbq.data.events import Events, prophesee
-from lbq.data.events.aedat4 import decode_aedat4, read_aedat4
+from lbq.data.events.aedat4 import decode_aedat4
 from lbq.data.events.frames import to_frames
 from lbq.data.events.live import time_frames
 from lbq.data.events.lz4 import decompress
-from lbq.data.events.prophesee import decode_prophesee, read_prophesee
+from lbq.data.events.prophesee import decode_prophesee
 from lbq.data.events.recording import read_recording
 from lbq.errors import DataError
 from tests.support import aedat_writer, event_writers
@@ -244,7 +244,6 @@ def test_recordings_of_all_formats_are_told_apart(tmp_path: Path) -> None:
         path = tmp_path / name.replace(" ", "_")
         path.write_bytes(data)
         assert as_tuples(read_recording(path)) == SMALL, name
-    assert as_tuples(read_aedat4(tmp_path / "aedat4")) == as_tuples(read_prophesee(tmp_path / "dat")) == SMALL
     (tmp_path / "x.png").write_bytes(b"\x89PNG")
     with pytest.raises(DataError, match="is no recording that can be read: AEDAT 2.0, 3.1, 4.0, Prophesee RAW or DAT"):
         read_recording(tmp_path / "x.png")

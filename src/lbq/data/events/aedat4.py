@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import re
 import struct
-from pathlib import Path
 
 import numpy as np
 
-from lbq.data.events import MAX_BYTES, MAX_HEADER_BYTES, Events, in_order, read_bounded, text_header
+from lbq.data.events import MAX_HEADER_BYTES, Events, in_order, text_header
 from lbq.data.events.lz4 import decompress
 from lbq.errors import DataError
 
@@ -25,14 +24,6 @@ MAX_EVENTS = 2**23  # of one recording: with the decoded arrays they stay under 
 EVENT = np.dtype([("t", "<i8"), ("x", "<i2"), ("y", "<i2"), ("on", "?"), ("unused", "V3")])
 COMPRESSIONS = "none", "LZ4", "LZ4", "Zstandard", "Zstandard"
 _MARK = re.compile(r'<node name="(\d{1,4})"|key="(typeIdentifier|sizeX|sizeY)"[^<>]{0,60}>(\w{1,20})<')
-
-
-def read_aedat4(
-    path: Path | str, *, sort_within_us: int = 0, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVENTS
-) -> Events:
-    """The events in `path`; see `decode_aedat4`."""
-    data = read_bounded(path, max_bytes)
-    return decode_aedat4(data, str(path), sort_within_us=sort_within_us, max_events=max_events)
 
 
 def decode_aedat4(data: bytes, where: str, *, sort_within_us: int = 0, max_events: int = MAX_EVENTS) -> Events:

@@ -14,13 +14,13 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.data.dataset import Samples
 from lbq.errors import DataError
 from lbq.system import files
 
@@ -31,17 +31,6 @@ _DIGEST_BYTES, _LENGTH_BYTES = 32, 8
 _MAX_INDEX_BYTES = 2**24  # labels of some million samples
 
 
-@dataclass(frozen=True, eq=False)
-class EventSplit:
-    """Frames `[N, T, 2, H, W]` uint8, memory-mapped and read-only, and labels `[N]` int64."""
-
-    frames: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
 def cached(
     folders: Sequence[Path],
     name: str,
@@ -50,7 +39,7 @@ def cached(
     build: Callable[[], Mapping[str, Iterable[Sample]]],
     shape: tuple[int, ...],
     classes: int,
-) -> dict[str, EventSplit]:
+) -> dict[str, Samples]:
     """The parts of a dataset, from the first of `folders` that holds them. Else `build()` makes them, and the last of
     `folders` keeps them.
 
@@ -67,7 +56,7 @@ def cached(
         if (parts := _load(entry, facts, shape, classes)) is not None:
             return parts
     try:
-        _write(entry, facts, build(), shape)
+        _write(entry, facts, build())
     except OSError as error:
         raise DataError(f"cannot write {entry}: {error.strerror or error}; give another folder as cache=DIR") from error
     if (parts := _load(entry, facts, shape, classes)) is None:
@@ -79,9 +68,7 @@ def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _write(
-    entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[Sample]], shape: tuple[int, ...]
-) -> None:
+def _write(entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[Sample]]) -> None:
     """Stream samples to disk, under another name until all are there."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     files.remove_leftovers(entry, files.ABANDONED_SECONDS)
@@ -92,8 +79,6 @@ def _write(
         with open(temporary, "xb") as file:
             for part, samples in parts.items():
                 for frames, label in samples:
-                    if frames.shape != shape or frames.dtype != np.uint8:
-                        raise ValueError(f"frames must all be uint8 {shape}, got {frames.dtype} {frames.shape}")
                     data = frames.tobytes()
                     digest.update(data)
                     file.write(data)
@@ -112,7 +97,7 @@ def _write(
         temporary.unlink(missing_ok=True)
 
 
-def _load(entry: Path, facts: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> dict[str, EventSplit] | None:
+def _load(entry: Path, facts: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> dict[str, Samples] | None:
     """The entry's parts, mapped read-only; None if it is absent, damaged or made from other files."""
     if not entry.is_file():  # opening a pipe would wait
         return None
@@ -137,5 +122,4 @@ def _load(entry: Path, facts: Mapping[str, Any], shape: tuple[int, ...], classes
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     both = np.split(frames, [len(labels[0])])
-    splits = [EventSplit(x, np.array(y, np.int64)) for x, y in zip(both, labels, strict=True)]
-    return dict(zip(PARTS, splits, strict=True))
+    return {part: Samples(x, np.array(y, np.int64)) for part, x, y in zip(PARTS, both, labels, strict=True)}

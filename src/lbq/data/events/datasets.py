@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from lbq.data.cifar_files import SPECS
+from lbq.data.dataset import Dataset, Inputs
 from lbq.data.events import MAX_BYTES, Events, nmnist, read_bounded
 from lbq.data.events.aedat2 import decode_aedat2
 from lbq.data.events.aedat3 import decode_aedat3
-from lbq.data.events.cache import PARTS, EventSplit, Sample, cached
+from lbq.data.events.cache import PARTS, Sample, cached
 from lbq.data.events.frames import By, Size, to_frames
 from lbq.data.events.tree import MAX_TEXT_BYTES, File, pick, tree_of
 from lbq.errors import DataError
@@ -40,22 +41,6 @@ OBJECT_FOLDERS = {"train": "NeuromorphicObjectDataSet_100", "test": "DataSet2"}
 LATE_US = 10_000  # early DVS128 firmware delivered some events late: loaders sort within 10 ms and refuse beyond
 # a sample's events, their (start, stop) in us if cut by time, its label
 Cut = tuple[Events, tuple[int, int] | None, int]
-
-
-@dataclass(frozen=True, eq=False)
-class EventData:
-    """A dataset as frames. `split` names the rule that divided it, `source` its folder and the fingerprint of its files.
-
-    `checksum` is that of the frames if they came as arrays, without recordings.
-    """
-
-    train: EventSplit
-    test: EventSplit
-    classes: tuple[str, ...]
-    name: str
-    split: str
-    source: str
-    checksum: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +61,7 @@ class Recordings:
     used: Sequence[File] = ()
 
 
-def loader(find: Callable[..., Recordings]) -> Callable[..., EventData]:
+def loader(find: Callable[..., Recordings]) -> Callable[..., Dataset]:
     """A function that loads what `find(root, tree, **options)` lists: frames from the cache or, the first time, decoded."""
 
     def load(
@@ -87,7 +72,7 @@ def loader(find: Callable[..., Recordings]) -> Callable[..., EventData]:
         *,
         cache: Path | str | None = None,
         **options: Any,
-    ) -> EventData:
+    ) -> Dataset:
         with tree_of(root) as tree:
             return _dataset(find(root, tree, **options), Path(root), timesteps, size, by, cache)
 
@@ -97,7 +82,8 @@ def loader(find: Callable[..., Recordings]) -> Callable[..., EventData]:
 
 def _dataset(
     data: Recordings, root: Path, timesteps: int, size: Size | None, by: By, cache: Path | str | None
-) -> EventData:
+) -> Dataset:
+    """`source` is the folder and the fingerprint of its files."""
     used = data.used or [file for file, _ in itertools.chain(*data.listed.values())]
     if twice := [where for where, count in Counter(file.where for file in used).items() if count > 1]:
         raise DataError(f"{twice[0]} is listed twice: the lists under {root} are damaged")
@@ -122,7 +108,8 @@ def _dataset(
 
     parts = cached(folders, data.name, {**made_by, **data.settings}, digest, build, shape, len(data.classes))
     source = f"{root} ({len(used):,} files, fingerprint {digest[:12]})"
-    return EventData(parts["train"], parts["test"], data.classes, data.name, data.split, source)
+    inputs = Inputs(data.name, (2, shape[2], shape[3]), False, data.classes)
+    return Dataset(inputs, parts["train"], parts["test"], source, data.split, hashed=False)
 
 
 @loader

@@ -24,7 +24,7 @@ def to_frames(
 ) -> NDArray[np.uint8]:
     """Frames `[T, 2, H, W]` uint8 of event counts, saturated at 255; channel 0 is OFF, channel 1 is ON.
 
-    `by="count"`: slice i holds events i*N//T up to (i+1)*N//T, so that sizes differ by at most one.
+    `by="count"`: slice i holds the events from `i * N // T` up to `(i + 1) * N // T`, so that sizes differ by at most one.
     `by="time"`: slices of equal duration, over `span` = (start, stop) in microseconds, start <= t < stop; events
     outside belong to no slice. Without a span, from the first event to the last, which is included.
     `size` = (H, W), or the side of a square: a pixel moves to (x * W // width, y * H // height); None keeps the sensor's

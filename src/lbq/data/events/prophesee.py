@@ -23,31 +23,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.data.events import CHUNK_EVENTS, COLUMNS, MAX_BYTES, MAX_HEADER_BYTES, Events, in_order, read_bounded
+from lbq.data.events import CHUNK_EVENTS, COLUMNS, MAX_HEADER_BYTES, Events, in_order
 from lbq.errors import DataError
 
 MAX_EVENTS = 2**24  # of one recording: a vector of 2 bytes holds up to 12
 Columns = tuple[NDArray[np.int64], NDArray[Any], NDArray[Any], NDArray[Any]]  # t, x, y, p
 Size = tuple[int, int]
-
-
-def read_prophesee(
-    path: Path | str,
-    *,
-    size: Size | None = None,
-    sort_within_us: int = 0,
-    max_bytes: int = MAX_BYTES,
-    max_events: int = MAX_EVENTS,
-) -> Events:
-    """The recording in `path`, RAW or DAT; see `decode_prophesee`."""
-    data = read_bounded(path, max_bytes)
-    return decode_prophesee(data, str(path), size=size, sort_within_us=sort_within_us, max_events=max_events)
 
 
 def decode_prophesee(

@@ -129,24 +129,11 @@ class SynapseReader:
             raise ArtefactError(f"{where}: its weight {list(weight.shape)} does not fit {in_shape} in {groups} groups")
         out_shape = (outputs, *output_size(in_shape[1:], kernel, stride, padding, dilation))
         self._fits(where, out_shape)
-        original = self._original(fields)
-        return self._with_original(
-            Synapse(
-                name,
-                source,
-                "conv",
-                weight,
-                in_shape,
-                out_shape,
-                pools,
-                stride,
-                padding,
-                dilation,
-                groups,
-                True,
-                original,
-            )
-        )
+        synapse = Synapse(
+            name, source, "conv", weight, in_shape, out_shape, pools, stride, padding, dilation, groups,
+            absorbed=True, copy_of=self._original(fields),
+        )  # fmt: skip
+        return self._with_original(synapse)
 
     def _original(self, fields: Fields) -> str:
         return fields.name("copy_of") if "copy_of" in fields.value else ""

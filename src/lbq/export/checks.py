@@ -1,11 +1,13 @@
-"""Names that a network may have in C, and files that an export may replace."""
+"""What exports refuse: networks that have no form elsewhere, names that C cannot have, files that no export wrote."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-from lbq.errors import LbqError
+from lbq.errors import GraphError, LbqError
+from lbq.graph import Layered
 
 COMMON_BYTES = 24  # that files of the same name begin with in every export
 # the headers of C, which a folder on the include path must not hide
@@ -14,6 +16,15 @@ C_HEADERS = {
     "setjmp", "signal", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdlib",
     "stdnoreturn", "string", "tgmath", "threads", "time", "uchar", "wchar", "wctype",
 }  # fmt: skip
+
+
+def refuse_unknown(network: Layered[Any], format: str) -> None:
+    """Refuse networks of LM-HT's neurons: these formats run one timestep after the other."""
+    if names := network.mixed_layers:
+        raise GraphError(
+            f"layer {names[0]!r} mixes the currents of all timesteps (LM-HT), which has no form in {format}: use model.lbq "
+            "with lbq run, or another neuron"
+        )
 
 
 def check_name(name: str) -> None:
