@@ -335,9 +335,9 @@ def test_event_frames_may_be_transposed() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda m, x: m.sn(x.transpose(2, 3)), "only time and batch can be exchanged, as in x.transpose.0, 1."),
-        (lambda m, x: m.sn(x.expand(3, *x.shape).movedim((0, 1), (1, 0))), "only time and batch can be exchanged"),
-        (lambda m, x: m.sn(x.expand(3, *x.shape).permute(1, 0, 2, 4, 3)), "only time and batch can be exchanged"),
+        (lambda m, x: m.sn(x.transpose(2, 3)), r"^layer 'sn': .*reads \[B, 1, width, height\]: x.expand\(T, "),
+        (lambda m, x: m.sn(x.expand(3, *x.shape).movedim((0, 1), (1, 0))), "the raw input must pass a convolution"),
+        (lambda m, x: m.sn(x.expand(3, *x.shape).permute(1, 0, 2, 4, 3)), r"^layer 'sn': .*reads \[B, T, 1, width, hei"),
         (lambda m, x: m.sn(x[:, None].repeat(1, 3, 1, 1, 1).view(3, -1, 1, 8, 8)), "it may only join or split time and batch"),
         (
             lambda m, x: m.sn(m.conv(x[:, None].repeat(1, 3, 1, 1, 1).flatten(0, 1)).unflatten(0, (3, -1))),

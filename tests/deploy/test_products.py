@@ -16,7 +16,6 @@ from lbq.deploy import deploy, graph_of, lower
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import Graph
 from lbq.models import fire, over_time
-from tests.support.small_nets import Functional
 
 HEADS = 2
 
@@ -141,9 +140,15 @@ def test_gates_broadcast_over_positions_and_channels(over: str, shape: Any) -> N
             lambda q, k, v: F.softmax(q.flatten(3).mT @ k.flatten(3), -1),
             "operation 'softmax' .* in attention, leave it out",
         ),
-        (lambda q, k, v: q.flatten(3).mT @ k.flatten(3), "scores, Q K\\^T, are read by their product with V, or"),
+        (
+            lambda q, k, v: (q.flatten(3) @ k.flatten(3).mT).mean(0),
+            "scores, Q K\\^T, are read by their product with V, or",
+        ),
         (lambda q, k, v: q.flatten(3) @ k.flatten(3), "attention alone has an integer form: .*heads are neighbouring"),
-        (lambda q, k, v: (q.flatten(3).mT @ k.flatten(3)) @ v.flatten(3).mT, "bring it back to \\[T, B, channels"),
+        (
+            lambda q, k, v: (q.flatten(3).mT @ k.flatten(3)) @ v.flatten(3).mT,
+            "mean over .* of \\[T, B, tokens, channels",
+        ),
         (lambda q, k, v: torch.einsum("tbcyx,tbcvw->tbyv", q, k), "operation 'einsum' .*: write it with @"),
         (lambda q, k, v: F.gelu(q), "operation 'gelu' .*: put a neuron of lbq.neuron in its place"),
         (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), "its softmax has none; \\(Q K\\^T\\) V of neurons'"),
@@ -173,8 +178,8 @@ def test_steps_of_channels_cannot_leave_a_sum() -> None:
     assert len(set(synapse.weight.tolist())) == 4
 
 
-class Tokens(nn.Module):
-    """Patches as tokens [T, B, N, D], as most code for transformers has them."""
+class Windows(nn.Module):
+    """Attention in windows of 2 x 2 tokens, whose layout lowering cannot follow."""
 
     def __init__(self, product: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -184,70 +189,44 @@ class Tokens(nn.Module):
         self.product = product
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        x = self.n0(x.expand(2, *x.shape))
+        x = self.n0(over_time(x, self.patches, timesteps=2))
+        x = x.reshape(2, -1, 8, 2, 2, 2, 2).permute(0, 1, 3, 5, 4, 6, 2).flatten(4, 5).flatten(2, 3)
         x = self.product(self.nq(self.q(x)), self.nk(self.k(x)))
-        return self.fc(x.mean(2)).mean(0)
+        return self.fc(x.mean((2, 3))).mean(0)
 
 
 @pytest.mark.parametrize(
     ("product", "message"),
     [
         (lambda q, k: q @ (k.transpose(-1, -2) @ q), "^matmul in the .*: attention whose operands .*: let each be"),
-        (lambda q, k: torch.einsum("tbnd,tbmd->tbnm", q, k), "^einsum in the .*: write it with @"),
+        (lambda q, k: torch.einsum("tbwnd,tbwmd->tbwnm", q, k), "^einsum in the .*: write it with @"),
         (lambda q, k: F.scaled_dot_product_attention(q, k, k), "^scaled_dot.*: its softmax has none; .*tutorials/att"),
         (lambda q, k: torch.softmax(q @ k.mT, -1) @ q, "^softmax in .*: .*in attention, leave it out"),
+        (lambda q, k: F.layer_norm(q, (8,)) + k, "^layer_norm in .*: use BatchNorm"),
         (
             lambda q, k: q + k,
-            r"^layer 'q': Linear reads tokens .*: keep .* as \[T, B, .*write nn.Conv2d\(8, 8, 1\), which",
+            "^reshape in the network's forward: it may only join or split time and batch, or channels",
         ),
     ],
 )
 def test_causes_behind_a_layout_that_cannot_be_followed(product: Any, message: str) -> None:
-    net = Tokens(product)
+    net = Windows(product)
     with pytest.raises(GraphError, match=message):
         lower(net, (3, 16, 16), timesteps=2)
     with pytest.raises(GraphError, match=message):  # which looks at it in float64
         deploy(net, (3, 16, 16), timesteps=2)
     net.product = lambda q, k: (q + k) @ net.weight  # a product with a parameter is none
-    with pytest.raises(GraphError, match="^layer 'q': Linear reads tokens"):
+    with pytest.raises(GraphError, match="^reshape in the network's forward"):
         lower(net, (3, 16, 16), timesteps=2)
 
 
-def test_a_linear_layer_of_features_is_no_cause() -> None:
-    """It reads one row for each sample and timestep, wherever time stands."""
-
-    def forward(m: Any, x: Tensor) -> Tensor:
-        y = m.sn(over_time(x, m.conv, timesteps=2)).permute(0, 1, 3, 4, 2)  # channels last, for nothing
-        return m.fc(y.mean((2, 3)).transpose(0, 1)).mean(1)
-
-    net = Functional(forward, 2, conv=nn.Conv2d(3, 8, 4, 4), sn=BurstNeuron(), fc=nn.Linear(8, 5))
-    with pytest.raises(GraphError, match="^permute in the network's forward: only time and batch can be exchanged"):
-        lower(net, (3, 16, 16))
-
-
 def test_a_network_that_cannot_be_copied_keeps_its_first_refusal() -> None:
-    class Whole(Tokens):
+    class Whole(Windows):
         def __deepcopy__(self, memo: Any) -> Any:
             raise RuntimeError("no copies")
 
-    with pytest.raises(GraphError, match="^flatten in the network's forward"):
+    with pytest.raises(GraphError, match="^reshape in the network's forward"):
         lower(Whole(lambda q, k: q @ k.mT), (3, 16, 16), timesteps=2)
-
-
-def test_pytorchs_transformer_layer_says_what_works() -> None:
-    class Encoded(Tokens):
-        def __init__(self) -> None:
-            super().__init__(lambda q, k: self.layer(q.flatten(0, 1)).unflatten(0, q.shape[:2]))
-            self.layer = nn.TransformerEncoderLayer(8, 2, 8, activation=BurstNeuron(), batch_first=True)
-
-    message = (
-        r"^layer 'layer': TransformerEncoderLayer has no integer form: its softmax and LayerNorm have none, whatever its "
-        r"activation is; \(Q K\^T\) V of neurons' outputs has one, without softmax: write it as docs/tutorials/attention.md "
-        "does, or train model.id=spikformer4x384$"
-    )
-    with pytest.raises(GraphError, match=message):
-        lower(Encoded(), (3, 16, 16), timesteps=2)
 
 
 def test_tokens_that_do_not_fit_come_first() -> None:

@@ -35,6 +35,12 @@ def values_first(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (v / 16 @ m.scores(q.transpose(3, 4).matmul(k) * 0.5).transpose(-2, -1)).reshape(2, -1, 8, SIDE, SIDE)
 
 
+def one_head(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores [T, B, queries, keys], and a neuron behind them whose output is [T, B, tokens, channels]."""
+    q, k, v = (x.flatten(3) for x in (q, k, v))
+    return m.scores(q.mT @ k / 2) @ v.mT / 16
+
+
 def ours(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attention.weigh(m.scores(attention.scores(q, k, HEADS, 0.5)), v, 1.0)
 
@@ -71,7 +77,7 @@ def check_levels(net: nn.Module, shape: tuple[int, int, int]) -> Any:
     clear = result.ties == 0
     assert clear.any()
     for name, level in result.levels.items():
-        np.testing.assert_array_equal(levels[name].reshape(level.shape)[:, clear], level[:, clear], err_msg=name)
+        np.testing.assert_array_equal(graph[name].placed(levels[name])[:, clear], level[:, clear], err_msg=name)
     np.testing.assert_allclose(logits[clear], result.logits[clear], rtol=1e-9, atol=1e-9)
     return graph, result.levels
 
@@ -91,6 +97,19 @@ def test_scores_are_a_layer_however_they_are_written(product: Any) -> None:
     assert [s.kind for s in graph["out"].synapses].count("matmul") == 1
 
 
+def test_scores_of_one_head_need_no_axis_for_it() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.sn(over_time(x, m.stem, timesteps=2))
+        q, k, v = (m.get_submodule(n)(over_time(y, m.get_submodule(f"to_{n}"))) for n in "qkv")
+        return m.fc(m.out(one_head(m, q, k, v)).mean(2)).mean(0)
+
+    net = block(rows)
+    net.function, net.scores = forward, BurstNeuron(7, step=0.1)
+    graph, levels = check_levels(warmed(net, 3, 8, 8), (3, 8, 8))
+    assert levels["scores"].shape[2:] == (1, 16, 16)
+    assert [(s.kind, s.heads) for s in graph["out"].synapses] == [("matmul", 1)]
+
+
 @pytest.mark.parametrize(
     ("id", "neuron"), [("spikformer1x16-scores", "ternary"), ("qkformer3x32-membrane-scores", "lbq")]
 )
@@ -107,8 +126,8 @@ def transposed(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (v @ m.scores(k.mT @ q)).flatten(2, 3).unflatten(-1, (SIDE, SIDE))
 
 
-def without_heads(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return m.scores(q.flatten(3).mT @ k.flatten(3)) @ v.flatten(3).mT
+def summed(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return m.scores(q.flatten(3).mT @ k.flatten(3) + v.flatten(3))
 
 
 def over_keys(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -123,7 +142,10 @@ def over_keys(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             transposed,
             r"^matmul_1 in .*: .* behind a neuron on Q K\^T, A @ V or V @ A\^T of its output A \[.*queries, keys\]",
         ),
-        (without_heads, r"^matmul in .*: scores, Q K\^T, are read .* or by a neuron as \[T, B, heads, queries, keys\]"),
+        (
+            summed,
+            r"^add in .*: \[T, B, height, width\] and \[T, B, channels, tokens\] do not fit: bring",
+        ),
         (over_keys, r"^matmul in .*: scores, Q K\^T, are read by"),
         (lambda m, q, k, v: attention.weigh(m.scores(q), v, 1.0), "a must be scores of the 16 tokens of v, got"),
         (lambda m, q, k, v: attention.scores(q, k, 3, 1.0), "heads must divide the 8 channels, got 3"),

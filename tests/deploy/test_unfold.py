@@ -34,7 +34,9 @@ from tests.support.small_nets import (
     eventful,
     mean_logits,
     pixels,
+    warmed,
 )
+from tests.support.token_nets import SHAPE, images, network, static_patches
 
 Shape = tuple[int, int, int]
 MORE: list[tuple[str, Any, Shape, dict[str, Any]]] = [
@@ -104,6 +106,13 @@ def test_networks_without_batchnorm_and_with_several_paths() -> None:
     file, net = branched(), Branches()
     net.load_state_dict(unfold(net, file.network, [0.5] * 3, [0.25] * 3).weights, strict=False)
     check_equal(deploy(net, (3, 6, 6), mean=[0.5] * 3, std=[0.25] * 3), file, pixels(40, 3, 6, 6, seed=9))
+
+
+def test_networks_of_tokens_take_the_weights_of_one_of_images() -> None:
+    file = deploy(warmed(network(images), *SHAPE), SHAPE, mean=MEAN, std=STD)
+    net = network(static_patches)
+    read_back(net, file)
+    check_equal(deploy(net, SHAPE, mean=MEAN, std=STD), file, pixels(40, *SHAPE, seed=9))
 
 
 def test_event_frames() -> None:

@@ -209,8 +209,8 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
         (lambda m, x: rest(m, m.sn(current(m, torch.stack([x] * 3)))), "layer 'conv': Conv2d knows no .*over_time"),
         (lambda m, x: rest(m, m.sn(current(m, x[None]).expand(3, -1, -1, -1, -1))), "layer 'conv': Conv2d knows no time"),
         (lambda m, x: rest(m, m.sn(unfold_time(current(m, x), torch.stack([x] * 3)))), "from fold_time of the same"),
-        (lambda m, x: rest(m, m.sn(torch.stack([x] * 3).flatten(1))), "flatten channels, height and width together"),
-        (lambda m, x: folded(m, torch.stack([x.flatten(0, 1)] * 3)), "flatten channels, height and width together"),
+        (lambda m, x: rest(m, m.sn(torch.stack([x] * 3).flatten(1))), r"layer 'sn': .*reads \[T, B \* tokens\]"),
+        (lambda m, x: folded(m, torch.stack([x.flatten(0, 1)] * 3)), r"spatial=3, but the tensor is \[T, B, height, width\]"),
         (lambda m, x: rest(m, m.sn(torch.add(y := over_time(x, m.conv, timesteps=3), y, alpha=2))), "only sums and diff"),
         (lambda m, x: plain(m, x)[None].expand(3, -1, -1), "return its logits as .B, classes., without time"),
         (lambda m, x: m.fc(fold_time(m.sn(over_time(x, m.conv, timesteps=3)).mean((3, 4)), 2)).mean(0), "give spatial=1"),
@@ -238,11 +238,14 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
                 lambda x: (3, -1, 1, 4, 16),
                 lambda x: (3, -1, -1, 8, 8),
                 lambda x: (3, 4, 1, 8, 8),
-                lambda x: (3, x.shape[0] * 8, 8),
                 lambda x: (0, -1),
                 lambda x: (torch.float32,),
                 lambda x: (x,),
             )
+        ),
+        (
+            lambda m, x: folded(m, torch.stack([x] * 3).view(3, x.shape[0] * 8, 8)),
+            r"but the tensor is \[T, B \* height, width\]",
         ),
         (
             lambda m, x: rest(m, over_time(y := m.sn(over_time(x, m.conv, timesteps=3)), m.conv2) + m.bn2(fold_time(y))),

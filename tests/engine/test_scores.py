@@ -20,8 +20,7 @@ from lbq.engine.attention import dense_products, is_linear, multiply
 from lbq.engine.cuda import plain
 from lbq.engine.file import artefact
 from lbq.engine.file.reading import Reader
-from lbq.errors import ArtefactError, GraphError
-from lbq.export import export
+from lbq.errors import ArtefactError
 from lbq.graph import Synapse
 from lbq.graph.integer import MEMBRANE_BOUND, largest_read
 from lbq.graph.levels import synapse_product
@@ -147,15 +146,6 @@ def test_constants_are_exact_and_bounds_proved(net: Network) -> None:
     text = artefact.proved(net.network)[1]
     assert text["version"] == 2
     assert all(layer["bound"] < MEMBRANE_BOUND for layer in text["layers"])
-
-
-def test_exports_refuse_it_by_name(net: Network, tmp_path: Path) -> None:
-    engine.save(tmp_path / "net.lbq", net)
-    for format in ("c", "c-step", "onnx"):
-        with pytest.raises(
-            GraphError, match=r"^'blocks.1.scores' .* which has no form in .*: use model.lbq with lbq run$"
-        ):
-            export(tmp_path / "net.lbq", tmp_path / "out", format)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.support import browser
 from tests.support.browser import Page
 from tests.support.commands import Call
 from tests.support.paths import ROOT
-from tests.support.small_nets import eventful, eventful_transformer, pixels
+from tests.support.small_nets import deployed, eventful, eventful_transformer, pixels
 
 DIGITS = ROOT / "models" / "digits_resnet8w16_t2_lbq.lbq"
 CIFAR = ROOT / "models" / "cifar10_resnet8w16_t2_lbq.lbq"
@@ -99,6 +99,17 @@ def test_event_networks_with_pools_attention_and_gates_run_too(page: Page, tmp_p
     shown = page.run("lbq.events.facts.layers.filter(layer => layer.gate).map(layer => layer.name)")
     assert shown == list(net.network.gate_names)
     assert shown
+
+
+def test_networks_with_a_neuron_on_the_scores_run_too(page: Page, tmp_path: Path) -> None:
+    net = deployed("qkformer3x32-scores", shape=(3, 16, 16))
+    engine.save(tmp_path / "scores.lbq", net)
+    web.export_module(tmp_path / "scores.lbq", tmp_path / "out")
+    module = (tmp_path / "out" / "model.wasm").read_bytes()
+    page.run(f"lbq.load({bytes_of(module)}).then(network => {{ lbq.scores = network; }})")
+    compare(page, "lbq.scores", net, pixels(3, 3, 16, 16))
+    kinds = page.run("lbq.scores.facts.products.map(product => product.kind)")
+    assert kinds == ["scores", "values", "gate", "gate"]
 
 
 def test_recorded_strokes_are_read(page: Page) -> None:

@@ -26,6 +26,7 @@ from lbq.training.weight_rounding import WeightRounding
 from tests.support import small_runs
 from tests.support.commands import Call
 from tests.support.small_nets import MEAN, STD, Functional, mean_logits, normalised, pixels, small, warmed
+from tests.support.token_nets import SHAPE, batched_products, network
 
 ROUNDED = "train.weight_bits=4"
 EXACT = ("model.dropout=0", "train.precision=fp64", "optim.momentum=0", "augment.shift=0")
@@ -85,7 +86,7 @@ def check_as_deployed(net: nn.Module, shape: tuple[int, int, int], steps: int, b
                 )
     out = deployed.run(x, "dense", trace=True)
     assert out.levels is not None
-    equal = [(level == seen[name].reshape(level.shape)).mean() for name, level in out.levels.items()]
+    equal = [(level == real[name].placed(seen[name])).mean() for name, level in out.levels.items()]
     assert np.mean(equal) > 0.999
 
 
@@ -108,6 +109,10 @@ def test_the_rounding_is_that_of_deployment(case: str) -> None:
 @pytest.mark.parametrize("bits", [2, 7])
 def test_joined_grouped_and_scaled_layers_are_rounded_as_they_are_deployed(bits: int) -> None:
     check_as_deployed(joining(), (3, 4, 4), 2, bits)
+
+
+def test_linear_layers_of_tokens_are_rounded_as_they_are_deployed() -> None:
+    check_as_deployed(warmed(network(batched_products, unequal=True), *SHAPE), SHAPE, 2)
 
 
 def test_channels_with_tiny_weights_or_without_gain() -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lbq.counting.products import ProductTallies
 from lbq.engine.steps import Tally
 from lbq.errors import GraphError, nearest
-from lbq.graph import INPUT, Graph, Pool, Shape, Synapse
+from lbq.graph import INPUT, Graph, Layer, Pool, Shape, Synapse
 from lbq.graph.integer import LARGEST_PIXEL, IntegerNetwork
 from lbq.graph.levels import Integers, pool
 from lbq.native import library
@@ -234,6 +234,9 @@ class Tallies:
             raise _refusal(name, "integers", level.dtype)
         shape = self.graph.input_shape if name == INPUT else self.graph[name].shape
         steps = self.graph.frames if name == INPUT else self.graph.timesteps
+        layer = None if name == INPUT else self.graph[name]
+        if isinstance(layer, Layer) and layer.layout is not None and level.shape[2:] == layer.layout.sizes:
+            level = layer.placed(level)
         if level.ndim < 2 or level.shape[0] != steps or not _fits(level.shape[2:], shape):
             raise _refusal(name, f"[{steps}, B, {', '.join(map(str, shape))}]", list(level.shape))
         if level.dtype.kind == "b":

@@ -61,7 +61,8 @@ def confirm(net: nn.Module, graph: Graph, x: Array, inputs: Array) -> None:
     )
     for name, level in expected.levels.items():
         recorded = levels.get(name, level[:0])
-        if recorded.size != level.size or (recorded.reshape(level.shape) != level)[:, compared].any():
+        same_size = recorded.size == level.size and recorded.shape[:2] == level.shape[:2]
+        if not same_size or (graph[name].placed(recorded) != level)[:, compared].any():
             raise GraphError(f"layer {name!r}: {differs}")
     same_size = logits.size == expected.logits.size and len(logits) == len(expected.logits)
     if not same_size or not _agree(logits.reshape(expected.logits.shape)[compared], expected.logits[compared]):
@@ -141,7 +142,7 @@ def check_absorption(net: nn.Module, source: Source) -> AbsorptionCheck:
     for trained in passes(exact, source):
         result = execute(graph, trained.x.cpu().double().numpy())
         for name, level in result.levels.items():
-            per_image = (level != trained.levels[name].reshape(level.shape)).sum((0, 2, 3, 4))
+            per_image = (level != graph[name].placed(trained.levels[name])).sum((0, 2, 3, 4))
             different += int(per_image.sum())
             untied += int(per_image[result.ties == 0].sum())
             levels += level.size
@@ -178,7 +179,7 @@ def check_integers(net: nn.Module, source: Source, deployed: Network, test: Test
     """Run a deployed network by bit planes on the test part, and compare it with `net`. size: bytes of its file."""
     deployed.verify("dense")
     deployed.verify("bitplane")
-    counter = Counter(deployed.network)
+    counter, graph = Counter(deployed.network), lower(net, source.shape, static=source.static, weights=False)
     images = correct = agree = equal_levels = levels = executed = 0
     seconds, kernels = 0.0, set()
     for trained in passes(net, source):
@@ -188,7 +189,7 @@ def check_integers(net: nn.Module, source: Source, deployed: Network, test: Test
         seconds += time.perf_counter() - started
         assert out.levels is not None
         for name, level in out.levels.items():
-            equal_levels += int((level == trained.levels[name].reshape(level.shape)).sum())
+            equal_levels += int((level == graph[name].placed(trained.levels[name])).sum())
             levels += level.size
         counter.add({**out.levels, INPUT: x[None] if test.static else x})
         executed += sum(counts.accumulations for counts in out.counts.values())

@@ -25,10 +25,6 @@ def refuse_unknown(network: Layered[Any], format: str) -> None:
             f"layer {names[0]!r} mixes the currents of all timesteps (LM-HT), which has no form in {format}: use model.lbq "
             "with lbq run, or another neuron"
         )
-    if scored := [s.name for s in network.synapses if s.kind == "matmul" and not (s.keys and s.values)]:
-        raise GraphError(
-            f"{scored[0]!r} is attention with a neuron on its scores, which has no form in {format}: use model.lbq with lbq run"
-        )
 
 
 def check_name(name: str) -> None:

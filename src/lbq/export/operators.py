@@ -56,20 +56,31 @@ class Products(Nodes):
     levels: dict[str, tuple[str, str]]
 
     def _attended(self, s: Synapse, exact: bool) -> str:
-        """(Q K^T) V of each head, int32 `[B, C, H, W]`, in the order with fewer products.
+        """A product in each head, int32 as the synapse gives it. (Q K^T) V is in the order with fewer products.
 
         exact: whether all sums are below 2^24, so that float32 holds them. Else matrices are int32, which holds them as proved.
         """
-        channels, tokens = s.in_shape[0], s.tokens
-        parts = s.heads, channels // s.heads, tokens
-        q, k, v = (self._reshaped(self.levels[name][0 if exact else 1], *parts) for name in s.sources)
-        k = self._node("Transpose", [k], perm=[0, 1, 3, 2])
-        if is_linear(s):
-            product = self._node("MatMul", [self._node("MatMul", [v, k]), q])
+        whole, square = (s.heads, s.per_head, s.tokens), (s.heads, s.tokens, s.tokens)
+
+        def levels(name: str, shape: tuple[int, ...] = whole) -> str:
+            return self._reshaped(self.levels[name][0 if exact else 1], *shape)
+
+        if not s.values:
+            product = self._node("MatMul", [self._turned(levels(s.source)), levels(s.keys)])
+        elif not s.keys:
+            product = self._node("MatMul", [levels(s.values), self._turned(levels(s.source, square))])
         else:
-            product = self._node("MatMul", [v, self._node("MatMul", [k, q])])
-        product = self._reshaped(product, *s.in_shape)
+            q, k, v = levels(s.source), self._turned(levels(s.keys)), levels(s.values)
+            if is_linear(s):
+                product = self._node("MatMul", [self._node("MatMul", [v, k]), q])
+            else:
+                product = self._node("MatMul", [v, self._node("MatMul", [k, q])])
+        product = self._reshaped(product, *s.out_shape)
         return self._cast(product, np.int32) if exact else product
+
+    def _turned(self, matrices: str) -> str:
+        """Of each head, rows and columns exchanged."""
+        return self._node("Transpose", [matrices], perm=[0, 1, 3, 2])
 
     def _gate(self, gate: Gate, factor: Shape) -> None:
         """Levels times the levels of a factor of this shape, in float32: at most 255."""

@@ -58,8 +58,8 @@ class LayerStep:
     """A layer, or the readout.
 
     sources: the tensor that each synapse reads; of attention Q. factors: the two others of each attention, K and V, or twice
-    K^T V where Q (K^T V) takes fewer products. target: None for the readout. membranes: where the layer's membranes begin
-    among those that are kept.
+    K^T V where Q (K^T V) takes fewer products; the image, 0, for the one that a product of two has not. target: None for the
+    readout. membranes: where the layer's membranes begin among those that are kept.
     """
 
     layer: IntegerLayer
@@ -153,7 +153,7 @@ class Schedule:
 
     def _factors(self, synapse: Synapse) -> tuple[int, int]:
         """The tensors that attention reads beside Q; K^T V is added where it is missing, and several may read it."""
-        keys, values = self.tensor(synapse.keys), self.tensor(synapse.values)
+        keys, values = (self.tensor(name or INPUT) for name in (synapse.keys, synapse.values))
         if not is_linear(synapse):
             return keys, values
         key = synapse.keys, synapse.values, synapse.heads

@@ -141,18 +141,29 @@ def facts(network: IntegerNetwork, sources: Sources) -> dict[str, Any]:
             if synapse.kind == "conv" and synapse.source != INPUT
         ],
         "products": [
-            {"name": s.name, "layer": layer.name, "heads": s.heads, "tensors": [*map(plan.tensor, s.sources)]}
+            {
+                "name": s.name,
+                "layer": layer.name,
+                "kind": _kind(s),
+                "heads": s.heads,
+                "tensors": [*map(plan.tensor, s.sources)],
+            }
             for layer in network.layers
             for s in layer.matmuls
         ]
         + [
-            {"name": gate.name, "layer": gate.name, "heads": 0, "tensors": [*map(plan.tensor, gate.operands)]}
+            {"name": gate.name, "layer": gate.name, "kind": "gate", "tensors": [*map(plan.tensor, gate.operands)]}
             for gate in network.gates
         ],
         "pixelProducts": sum(s.valid_macs for s in network.synapses if s.source == INPUT)
         * (1 if network.static else network.timesteps),
         "annProducts": network.valid_macs,
     }
+
+
+def _kind(synapse: Synapse) -> str:
+    """Of a product: (Q K^T) V, Q K^T for a neuron, or A V of such a neuron's levels."""
+    return "attention" if len(synapse.sources) > 2 else "scores" if synapse.keys else "values"
 
 
 def _shown(network: IntegerNetwork) -> Iterator[str]:

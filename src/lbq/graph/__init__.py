@@ -16,3 +16,4 @@ from lbq.graph.graph import Synapse as Synapse
 from lbq.graph.graph import output_size as output_size
 from lbq.graph.graph import shortest as shortest
 from lbq.graph.graph import with_sides as with_sides
+from lbq.graph.layout import Layout as Layout

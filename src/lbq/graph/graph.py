@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.errors import GraphError
+from lbq.graph.layout import Layout
 
 Array = NDArray[np.float64]
 Shape = tuple[int, int, int]  # channels, height, width
@@ -231,12 +232,20 @@ class AnyLayer:
         """Neurons in this layer, per timestep."""
         return math.prod(self.shape)
 
+    def placed(self, levels: Any) -> Any:
+        """Levels `[T, B, ...]` as the trained network has them, an array or a tensor, as `[T, B, C, H, W]`."""
+        return levels.reshape(*levels.shape[:2], *self.shape)
+
 
 @dataclass(frozen=True)
 class Layer(AnyLayer):
     """At every timestep, the sum of the synapses' currents and `bias`; `neuron` is None for the readout and ReLU."""
 
     neuron: NeuronSpec | None = None
+    layout: Layout | None = None  # of the trained network's tensor, where that is not [C, H, W]
+
+    def placed(self, levels: Any) -> Any:
+        return super().placed(levels if self.layout is None else self.layout.channels_first(levels))
 
 
 L = TypeVar("L", bound=AnyLayer)

@@ -74,9 +74,7 @@ class Observer:
     def _count(self, name: str, emitted: Tensor, scale: Tensor | None) -> None:
         """emitted: what neurons put out, worth `scale` a level, or levels where that is None."""
         there = emitted.device.type != "cpu" if self.on_device is None else self.on_device
-        shape = self.tallies.graph[name].shape
-        if emitted.shape[2:] != shape:
-            emitted = emitted.reshape(*emitted.shape[:2], *shape)
+        emitted = self.tallies.graph[name].placed(emitted)
         if not there or name in self._operands:
             signed = self.tallies.graph.spec(name).signed
             levels = (emitted.cpu() if scale is None else levels_of(emitted.cpu(), scale.cpu(), signed)).numpy()

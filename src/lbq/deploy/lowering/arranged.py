@@ -1,44 +1,37 @@
-"""Levels laid out for a product: channels split into heads, positions joined to tokens, axes exchanged.
+"""Values that stand otherwise than as [T, B, C, H, W]: tokens, heads split off, positions joined; and products of them.
 
-Attention multiplies matrices, so a network's forward rearranges neurons' outputs [T, B, C, H, W] before it and the current
-behind it. `Arranged` follows this, axis by axis. Only rearranging, scaling and products read such a tensor; where anything
-else does, the refusal of the first operation that rearranged it stands.
+`Arranged` is a value with the axes that it stands in. Layers of tokens, sums, means and products read it; where anything else
+does, the refusal names those axes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
-from lbq.deploy.lowering.currents import Current, Levels, Time, Value, scaled
+from lbq.deploy.lowering.axes import (
+    FRONT,
+    POSITIONS,
+    Axes,
+    Axis,
+    bare,
+    roles,
+    sides,
+    sizes_of,
+    words,
+)
+from lbq.deploy.lowering.currents import Current, Joined, Levels, Time, scaled
+from lbq.deploy.lowering.currents import add as add_currents
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Shape, Synapse
-
-SCORE_AXES = 3  # heads, queries and keys
-TOKEN_ROLES, CHANNEL_ROLES = {"y", "x"}, {"c", "d"}
 
 
 class Rearranged(GraphError):
     """The refusal of an operation on shapes. It may be a symptom of a product that comes later."""
-
-
-class Atom(NamedTuple):
-    """A part of an axis: channels `c`, or heads `h` and the channels `d` of one; rows `y` and columns `x` of positions.
-
-    operand: of a product, which of its two operands it comes from.
-    """
-
-    role: str
-    size: int
-    operand: int = 0
-
-
-Axis = tuple[Atom, ...]
 
 
 @dataclass(frozen=True)
@@ -53,132 +46,64 @@ class Scores:
     factor: float
     time: Time
     shape: Shape  # of the operands
+    where: str
     name: Callable[[], str]
 
 
 @dataclass(frozen=True)
 class Arranged:
-    """A value whose axes behind time and batch stand as `axes` say. refusal: for all that cannot read it so."""
+    """A value [C, H, W] that stands in `axes`, time and batch among them. In itself it is not flat, and its time is `all` or
+    `none`: whether there is any."""
 
-    value: Levels | Current | Scores
-    axes: tuple[Axis, ...]
-    refusal: GraphError
-
-    @property
-    def time(self) -> Time:
-        return self.value.time
+    value: Levels | Current | Joined | Scores
+    axes: Axes
 
     @property
-    def behind(self) -> tuple[int, ...]:
-        """Sizes behind the batch."""
-        return tuple(math.prod(atom.size for atom in axis) for axis in self.axes)
+    def sizes(self) -> tuple[int, ...]:
+        return sizes_of(self.axes)
 
-    def settled(self, rank: int) -> Value | Arranged:
-        """The value itself where it stands again as layers read it, with so many axes behind the batch."""
-        if not isinstance(self.value, Scores) and self.axes == plain_axes(self.value.shape, rank):
-            return self.value
-        return self
+    def refusal(self, where: str) -> GraphError:
+        """For all that cannot read it so."""
+        if isinstance(self.value, Scores):
+            return GraphError(
+                f"{self.value.where}: scores, Q K^T, are read by their product with V, or by a neuron as [T, B, heads, "
+                "queries, keys]: bring them into this order, and leave out what else stands between them and V"
+            )
+        return GraphError(
+            f"{where}: it cannot read {words(self.axes)}: bring it back to [T, B, channels, height, width] first"
+        )
 
-    def as_scores(self) -> Current | None:
+    def as_scores(self) -> Arranged | None:
         """Q K^T [heads, queries, keys] as a current that a neuron may read; None for all else."""
         scores = self.value
-        if not isinstance(scores, Scores) or scores.over != "channels" or len(self.axes) != SCORE_AXES:
+        if not isinstance(scores, Scores) or scores.over != "channels":
             return None
-        heads, *sides = self.axes
-        if not _is_heads(heads) or any(_bare(axis) != in_order(scores.shape) for axis in sides):
+        *batch, queries, keys = self.axes
+        heads = _heads(batch)
+        if heads is None or any(bare(axis) != in_order(scores.shape) for axis in (queries, keys)):
             return None
-        q, k = (scores.operands[axis[0].operand] for axis in sides)
-        return score_current(scores.name(), q, k, math.prod(atom.size for atom in heads), scores.factor)
+        q, k = (scores.operands[axis[0].operand] for axis in (queries, keys))
+        current = score_current(scores.name(), q, k, heads, scores.factor)
+        as_channels = (tuple(atom._replace(role="c") if atom.role == "h" else atom for atom in axis) for axis in batch)
+        return Arranged(current, (*as_channels, *sides(current.shape)[1:]))
 
 
-def plain_axes(shape: Shape, rank: int) -> tuple[Axis, ...]:
-    """Of a value as layers read it: [C, H, W], or [C, L] of signals."""
-    atoms = zip("cyx", shape, strict=True)
-    axes = tuple((Atom(role, size),) if size > 1 else () for role, size in atoms)
-    return axes if rank == 3 else (axes[0], axes[2])
+def aligned(where: str, left: Arranged, right: Arranged, missing: str) -> Axes:
+    """The axes of both together, as PyTorch broadcasts them. missing: the roles of those that one of them may lack."""
+    rank = max(len(left.axes), len(right.axes))
+    pairs = list(zip(*(((),) * (rank - len(side.axes)) + side.axes for side in (left, right)), strict=True))
+    for one, other in pairs:
+        if one != other and ((one and other) or not set(roles(one + other)) <= set(missing)):
+            raise GraphError(
+                f"{where}: {words(left.axes)} and {words(right.axes)} do not fit: bring one of them into the order of the other"
+            )
+    return tuple(max(pair, key=len) for pair in pairs)
 
 
-def merged(axis: Sequence[Atom]) -> Axis:
-    """Heads and the channels of each, where they stand together again, as channels."""
-    atoms = list(axis)
-    for i in range(len(atoms) - 1):
-        if [atom.role for atom in atoms[i : i + 2]] == ["h", "d"]:
-            atoms[i : i + 2] = [Atom("c", atoms[i].size * atoms[i + 1].size, atoms[i + 1].operand)]
-            break
-    return tuple(atoms)
-
-
-def split(atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[Axis, ...] | None:
-    """Atoms as axes of these sizes; channels may be split into heads. None where they do not fit."""
-    axes, left = [], list(atoms)
-    for wanted in sizes:
-        axis, size = [], wanted
-        while size > 1:
-            if not left:
-                return None
-            atom = left.pop(0)
-            if atom.role == "c" and size < atom.size and atom.size % size == 0:
-                left.insert(0, Atom("d", atom.size // size, atom.operand))
-                atom = Atom("h", size, atom.operand)
-            if size % atom.size:
-                return None
-            axis.append(atom)
-            size //= atom.size
-        axes.append(merged(axis))
-    return None if left else tuple(axes)
-
-
-# What operations on shapes make of it; None where it has no such form. front: sizes of time and batch
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def flattened(arranged: Arranged, front: tuple[int, ...], start: Any, end: Any) -> tuple[Axis, ...] | None:
-    rank = len(front) + len(arranged.axes)
-    first, last = start % rank - len(front), end % rank - len(front)
-    if not 0 <= first <= last:
-        return None
-    joined = merged(tuple(chain(*arranged.axes[first : last + 1])))
-    return *arranged.axes[:first], joined, *arranged.axes[last + 1 :]
-
-
-def unflattened(arranged: Arranged, front: tuple[int, ...], dim: Any, sizes: Any) -> tuple[Axis, ...] | None:
-    at = dim % (len(front) + len(arranged.axes)) - len(front)
-    if at < 0 or not isinstance(sizes, tuple) or not all(isinstance(size, int) for size in sizes):
-        return None
-    axes = split(arranged.axes[at], completed(sizes, arranged.behind[at]))
-    return None if axes is None else (*arranged.axes[:at], *axes, *arranged.axes[at + 1 :])
-
-
-def reshaped(arranged: Arranged, front: tuple[int, ...], sizes: Any) -> tuple[Axis, ...] | None:
-    if not isinstance(sizes, tuple) or not all(isinstance(size, int) for size in sizes):
-        return None
-    whole = completed(sizes, math.prod(front) * math.prod(arranged.behind))
-    if whole[: len(front)] != front:
-        return None
-    return split(tuple(chain(*arranged.axes)), whole[len(front) :])
-
-
-def permuted(arranged: Arranged, front: tuple[int, ...], name: str, dims: tuple[Any, ...]) -> tuple[Axis, ...] | None:
-    rank = len(front) + len(arranged.axes)
-    dims = dims[0] if len(dims) == 1 and isinstance(dims[0], tuple) else dims
-    if not all(isinstance(dim, int) for dim in dims) or name == "movedim":
-        return None
-    order = list(range(rank))
-    if name == "permute":
-        order = [dim % rank for dim in dims]
-    elif len(dims) == 2:
-        one, other = (dim % rank for dim in dims)
-        order[one], order[other] = other, one
-    lead = len(front)
-    if sorted(order) != list(range(rank)) or order[:lead] != list(range(lead)):
-        return None
-    return tuple(arranged.axes[dim - lead] for dim in order[lead:])
-
-
-def completed(sizes: tuple[int, ...], total: int) -> tuple[int, ...]:
-    """Sizes with the one that -1 stands for."""
-    known = math.prod(size for size in sizes if size != -1)
-    return tuple(total // known if size == -1 and known else size for size in sizes)
+def added(where: str, left: Arranged, right: Arranged) -> Arranged:
+    """The sum of two values whose axes stand alike; time may be missing in one of them."""
+    axes = aligned(where, left, right, missing="t")
+    return Arranged(add_currents(where, cast(Any, left.value), cast(Any, right.value)), axes)
 
 
 # Products
@@ -191,94 +116,70 @@ def multiplied(where: str, left: Arranged, right: Arranged, name: Callable[[str]
         return weighed
     *batch, rows, inner = left.axes
     *other_batch, other_inner, columns = right.axes
-    heads = list(chain(*batch))
-    kinds = [_kind(axis) for axis in (rows, inner, columns)]
-    fits = (
-        [_bare(axis) for axis in batch] == [_bare(axis) for axis in other_batch]
-        and [atom.role for atom in heads] in ([], ["h"])
-        and _bare(inner) == _bare(other_inner)
-        and left.time == right.time
-    )
+    heads, kinds = _heads(batch), [_kind(axis) for axis in (rows, inner, columns)]
     values = left.value, right.value
-    levels = [operand(where, value) for value in values if isinstance(value, Levels)]
-    if not fits or len({value.shape for value in values}) > 1 or any(isinstance(value, Current) for value in values):
+    levels = [operand(where, value) for value in values if not isinstance(value, Scores)]
+    fits = [bare(axis) for axis in (*batch, inner)] == [bare(axis) for axis in (*other_batch, other_inner)]
+    if not fits or heads is None or len({value.shape for value in values}) > 1:
         raise _refused(where)
-    count = heads[0].size if heads else 1
     if len(levels) == 2 and kinds in (["tokens", "channels", "tokens"], ["channels", "tokens", "channels"]):
         over: Any = kinds[1]
-        factor = levels[0].factor * levels[1].factor
-        scores = Scores((levels[0], levels[1]), over, factor, left.time, levels[0].shape, lambda: name("scores"))
-        axes = (*batch, _of(rows, 0), _of(columns, 1))
-        return Arranged(
-            scores,
-            axes,
-            GraphError(
-                f"{where}: scores, Q K^T, are read by their product with V, or by a neuron as [T, B, heads, queries, keys]: "
-                "bring them into this order, and leave out what else stands between them and V"
-            ),
+        one, other = levels
+        scores = Scores(
+            (one, other), over, one.factor * other.factor, one.time, one.shape, where, lambda: name("scores")
         )
-    if len(levels) == 1 and sorted((kinds[0], kinds[2])) == ["channels", "tokens"]:
-        scores_at = 0 if isinstance(values[0], Scores) else 1
-        scores = values[scores_at]  # type: ignore[assignment]
-        contracted = (inner, other_inner)[scores_at]
-        keys = scores.operands[contracted[0].operand]
-        other = scores.operands[1 - contracted[0].operand]
-        third = levels[0]
-        # kinds[1] is what this product sums over, the scores' is the other one
-        if kinds[1] != scores.over:
-            q, v = (other, third) if scores.over == "channels" else (third, other)
-            current = attention(name("attention"), q, keys, v, count, scores.factor * third.factor)
-            return _rearranged(where, current, (*batch, _of(rows, 0), _of(columns, 0)))
+        return Arranged(scores, (*batch, _of(rows, 0), _of(columns, 1)))
+    at = 0 if isinstance(values[0], Scores) else 1
+    if len(levels) == 1 and isinstance(values[at], Scores) and sorted(kinds[::2]) == ["channels", "tokens"]:
+        scores, contracted, third = cast(Scores, values[at]), (inner, other_inner)[at], levels[0]
+        keys, rest = scores.operands[contracted[0].operand], scores.operands[1 - contracted[0].operand]
+        if kinds[1] != scores.over:  # kinds[1] is what this product sums over, the scores' is the other one
+            q, v = (rest, third) if scores.over == "channels" else (third, rest)
+            current = attention(name("attention"), q, keys, v, heads, scores.factor * third.factor)
+            return Arranged(current, (*batch, _of(rows, 0), _of(columns, 0)))
     raise _refused(where)
-
-
-def _rearranged(where: str, current: Current, axes: tuple[Axis, ...]) -> Arranged:
-    back = f"{where}: what attention gives stands in another order: bring it back to [T, B, channels, height, width]"
-    return Arranged(current, axes, GraphError(back))
 
 
 def _weighed(where: str, left: Arranged, right: Arranged, name: Callable[[str], str]) -> Arranged | None:
     """S @ V or V @ S^T, where S is a neuron's levels of scores [heads, queries, keys]; None for all else."""
     for scores, values, transposed in ((left, right, False), (right, left, True)):
         s, v = scores.value, values.value
-        if not isinstance(s, Levels) or not isinstance(v, Levels) or len(scores.axes) != SCORE_AXES:
+        if not isinstance(s, Levels) or not isinstance(v, Levels):
             continue
         *batch, first, second = values.axes
         tokens, channels = (second, first) if transposed else (first, second)
-        heads, heads_of_values = s.shape[0], list(chain(*batch))
         count = v.shape[1] * v.shape[2]
-        plain = plain_axes(s.shape, SCORE_AXES)
+        heads, queries, keys = sides(s.shape)
+        as_heads = [
+            tuple(atom._replace(role="h") if atom in heads else atom for atom in axis) for axis in scores.axes[:-2]
+        ]
         if (
-            s.shape == (heads, count, count)
-            and scores.axes == ((plain[0], plain[2], plain[1]) if transposed else plain)
-            and [(atom.role, atom.size) for atom in heads_of_values] == ([("h", heads)] if heads > 1 else [])
-            and _bare(tokens) == in_order(v.shape)
+            s.shape[1:] == (count, count)
+            and scores.axes[-2:] == ((keys, queries) if transposed else (queries, keys))
+            and as_heads == batch
+            and bare(tokens) == in_order(v.shape)
             and _kind(channels) == "channels"
-            and s.time == v.time
         ):
             current = value_current(name("attention"), operand(where, s), operand(where, v))
-            return _rearranged(where, current, values.axes)
+            return Arranged(current, values.axes)
     return None
 
 
 def in_order(shape: Shape) -> list[tuple[str, int]]:
-    """Positions joined row by row to tokens, as `_bare` gives them."""
-    return _bare(tuple(chain(*plain_axes(shape, SCORE_AXES)[1:])))
+    """Positions joined row by row to tokens, as `bare` gives them."""
+    return bare(tuple(chain(*sides(shape)[1:])))
 
 
-def _is_heads(axis: Axis) -> bool:
-    return [atom.role for atom in axis] in ([], ["h"])
+def _heads(batch: Sequence[Axis]) -> int | None:
+    """How many heads stand beside time and batch; None where anything else does."""
+    others = [atom for atom in chain(*batch) if atom.role not in FRONT]
+    return None if roles(others) not in ("", "h") else others[0].size if others else 1
 
 
 def _kind(axis: Axis) -> str:
-    roles = {atom.role for atom in axis}
-    return (
-        "tokens" if roles and roles <= TOKEN_ROLES else "channels" if len(axis) == 1 and roles <= CHANNEL_ROLES else ""
-    )
-
-
-def _bare(axis: Axis) -> list[tuple[str, int]]:
-    return [(atom.role, atom.size) for atom in axis]
+    if axis and set(roles(axis)) <= set(POSITIONS):
+        return "tokens"
+    return "channels" if roles(axis) in ("c", "d") else ""
 
 
 def _of(axis: Axis, operand: int) -> Axis:

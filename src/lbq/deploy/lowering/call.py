@@ -34,7 +34,7 @@ class Call:
 
     @property
     def value(self) -> Value:
-        """What it reads; `apply` has refused rearranged tensors where a handler does not take them."""
+        """What it reads, where it is a value as layers read it: `operations` has other handlers for arranged ones."""
         return cast(Value, self.inputs[0])
 
     @property

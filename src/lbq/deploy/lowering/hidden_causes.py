@@ -1,14 +1,12 @@
 """What a network contains that has no integer form, where lowering stops earlier, at a symptom.
 
 Attention rearranges its operands first. Where lowering cannot follow that, this looks further, and names the cause: a
-transformer layer of PyTorch, a softmax, a LayerNorm, a product of tensors that are not laid out as [T, B, C, H, W], or a linear
-layer that reads tokens.
+transformer layer of PyTorch, a softmax, a LayerNorm, or a product of tensors that cannot be followed.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import operator
 from contextlib import suppress
 from typing import Any
@@ -31,22 +29,22 @@ FUNCTIONS: frozenset[Any] = frozenset((
 ))  # fmt: skip
 LAYERS = frozenset(f"layernorm gelu softmax {TRANSFORMER_LAYERS}".split())
 UNSUITABLE = (
-    "attention whose operands have no integer form: let each be a neuron's output [T, B, channels, height, width], linear "
-    f"layers of tokens 1x1 convolutions, and rearrange right in front of the product, as {TUTORIAL} does"
+    "attention whose operands have no integer form: let each be a neuron's output, split its channels alone into heads, and "
+    f"join all positions to tokens, as {TUTORIAL} does"
 )
 BATCH = 2
 LOGIT_DIMENSIONS = 2
 
 
-def check(net: nn.Module, shape: tuple[int, ...], timesteps: int) -> None:
+def check(net: nn.Module, shape: tuple[int, ...]) -> None:
     """Refuse a network for what it contains, as far as it can be traced; `shape` is that of its input, without the batch."""
     try:
-        follower = _Causes(copy.deepcopy(net).to("meta").float(), shape, timesteps)
+        follower = _Causes(copy.deepcopy(net).to("meta").float(), shape)
     except Exception:  # a network that cannot be copied; what lowering said of it stands
         return
     with suppress(GraphError):  # what does not run was refused for that already
         traced(net, follower)
-    for cause in (follower.cause, follower.product, follower.linear):
+    for cause in (follower.cause, follower.product):
         if cause is not None:
             raise cause
 
@@ -54,24 +52,21 @@ def check(net: nn.Module, shape: tuple[int, ...], timesteps: int) -> None:
 class _Causes(Follower):
     """Knows the shapes of all tensors, from a run of the network on PyTorch's meta device.
 
-    cause: the refusal of the first call that has no integer form anywhere. product: that of the first product. linear: that of
-    the first linear layer on tokens.
+    cause: the refusal of the first call that has no integer form anywhere. product: that of the first product.
     """
 
     cause: GraphError | None = None
     product: GraphError | None = None
-    linear: GraphError | None = None
 
-    def __init__(self, net: nn.Module, shape: tuple[int, ...], timesteps: int) -> None:
+    def __init__(self, net: nn.Module, shape: tuple[int, ...]) -> None:
         super().__init__(len(shape) + 1)
-        self.net, self.shape, self.timesteps = net, shape, timesteps
+        self.net, self.shape = net, shape
         self.tensors: dict[fx.Node, Any] = {}
 
     def see(self, node: fx.Node) -> None:
         self.cause = self.cause or self._cause(node)
         if self.product is None and _multiplies(node):
             self.product = GraphError(f"{place_of(node)}: {UNSUITABLE}")
-        self.linear = self.linear or self._linear(node)
         if node.op == "placeholder":
             if not self.tensors:
                 self.tensors[node] = torch.empty(BATCH, *self.shape, device="meta")
@@ -88,19 +83,6 @@ class _Causes(Follower):
         if "softmax" in kind.lower() and len(self.sizes(node.all_input_nodes[0]) or ()) <= LOGIT_DIMENSIONS:
             return None
         return GraphError(f"{where} has no integer form: {remedy(kind)}") if known else None
-
-    def _linear(self, node: fx.Node) -> GraphError | None:
-        """The refusal of a linear layer that reads more than one row of features for each sample and timestep."""
-        layer = self._layer(node) if node.op == "call_module" else None
-        if not isinstance(layer, nn.Linear) or (sizes := self.sizes(node.all_input_nodes[0])) is None:
-            return None
-        if math.prod(sizes[:-1]) in (BATCH, self.timesteps * BATCH):
-            return None
-        return GraphError(
-            f"layer {node.target!r}: Linear reads tokens [..., tokens, channels]: keep neurons' outputs as [T, B, channels, "
-            f"height, width], and write nn.Conv2d({layer.in_features}, {layer.out_features}, 1), which computes the same, as "
-            f"{TUTORIAL} does"
-        )
 
     def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
         value = self.tensors.get(node)

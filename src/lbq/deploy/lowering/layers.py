@@ -18,14 +18,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lbq.deploy.lowering import currents
+from lbq.deploy.lowering import currents, tokens
+from lbq.deploy.lowering.arranged import Arranged
+from lbq.deploy.lowering.axes import flattened
 from lbq.deploy.lowering.currents import Current, Joined, Levels, Numbers, Value
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.remedies import remedy
 from lbq.deploy.lowering.shapes import SWAPPED, Shapes
 from lbq.deploy.lowering.trace import ACTIVATIONS, LEAVES, NORMS, PASSES, POOLS, SIGNAL_POOLS, STATELESS
 from lbq.errors import GraphError
-from lbq.graph import INPUT, Gate, Layer, NeuronSpec, Shape, Synapse
+from lbq.graph import INPUT, Gate, Layer, Layout, NeuronSpec, Shape, Synapse
 from lbq.neuron import SpikingNeuron
 
 READOUT = "readout"  # the name of the last layer, which has no neuron
@@ -48,7 +50,7 @@ class Layers:
         self._product_names: set[str] = set()
         self._first_names: dict[str, str] = {}  # which name each convolution got first
 
-    def module(self, name: str, module: nn.Module, value: Value) -> Value:
+    def module(self, name: str, module: nn.Module, value: Value | Arranged) -> Value | Arranged:
         """What a layer of the network makes of a value."""
         kind = type(module).__name__
         if isinstance(module, LEAVES) and (method := own_method(module)):
@@ -59,6 +61,8 @@ class Layers:
         if name in self._used and not isinstance(module, STATELESS):
             raise GraphError(f"layer {name!r} is used twice: give each place its own {kind}")
         self._used.add(name)
+        if isinstance(value, Arranged):
+            return self._arranged(name, module, value)
         module = lifted(name, module, self.shapes.signals)
         if isinstance(module, ACTIVATIONS):
             return self.activation(name, module, value)
@@ -71,8 +75,31 @@ class Layers:
         if isinstance(module, NORMS):
             return currents.batch_norm(name, module, value, self.numbers)
         if not isinstance(module, (nn.Conv2d, nn.Linear, nn.ConstantPad2d, *POOLS)):
-            raise GraphError(f"layer {name!r}: {kind} has no integer form here: {remedy(kind)}")
+            raise _without_form(name, kind)
         return self.read(name, module, value)
+
+    def _arranged(self, name: str, module: nn.Module, arranged: Arranged) -> Value | Arranged:
+        """What a layer makes of a tensor that does not stand as an image."""
+        value, kind = cast(Value, arranged.value), type(module).__name__
+        if isinstance(module, PASSES):
+            return arranged
+        if isinstance(module, nn.Flatten):
+            axes = flattened(arranged.axes, module.start_dim, module.end_dim)
+            return self.shapes.settled(Arranged(value, cast(Any, axes)))
+        if isinstance(module, ACTIVATIONS):
+            layout = tokens.layout_for(name, module, arranged) if isinstance(module, SpikingNeuron) else None
+            return Arranged(self.activation(name, module, value, layout), arranged.axes)
+        if not isinstance(module, tokens.READERS):
+            known = isinstance(module, LEAVES)
+            raise arranged.refusal(f"layer {name!r}") if known else _without_form(name, kind)
+        same = tokens.layer_of_images(name, module, arranged)
+        if isinstance(module, NORMS):
+            made: Any = currents.batch_norm(name, cast(Any, same), value, self.numbers)
+        elif isinstance(value, Current) and not currents.summands(value):
+            raise GraphError(f"layer {name!r}: {_must_read(module)}")
+        else:
+            made = self.read(name, same, value)
+        return self.shapes.settled(Arranged(made, tokens.axes_behind(module, arranged.axes, made)))
 
     def read(self, name: str, module: nn.Module, value: Value) -> Value:
         """What a convolution, linear layer or pool makes of levels, or of a sum of them: what it makes of each, added up."""
@@ -109,7 +136,7 @@ class Layers:
     def _sum(self, name: str, values: Sequence[Value]) -> Value:
         return reduce(lambda a, b: currents.add(f"layer {name!r}", a, b), values)
 
-    def activation(self, name: str, module: nn.Module | None, value: Value) -> Levels:
+    def activation(self, name: str, module: nn.Module | None, value: Value, layout: Layout | None = None) -> Levels:
         """A neuron, or a ReLU (also where `module` is None): its current becomes a layer of the graph."""
         value = currents.as_current(f"layer {name!r}", value)
         if value.averaged or value.mixed:
@@ -122,7 +149,7 @@ class Layers:
         weighted = tuple(s for s in value.synapses if s.kind != "identity")
         shortcuts = (s for s in value.synapses if s.kind == "identity")
         synapses = weighted + tuple(replace(s, name=f"{name}.shortcut{i or ''}") for i, s in enumerate(shortcuts))
-        self.made.append(Layer(name, self._named(synapses), value.bias, value.shape, spec))
+        self.made.append(Layer(name, self._named(synapses), value.bias, value.shape, spec, layout))
         return Levels(name, value.shape, flat=value.flat, time=value.time)
 
     def product_name(self, wanted: str) -> str:
@@ -152,6 +179,10 @@ class Layers:
             named.append(replace(synapse, name=name, copy_of="" if copied == name else copied))
             self._synapse_names.add(name)
         return tuple(named)
+
+
+def _without_form(name: str, kind: str) -> GraphError:
+    return GraphError(f"layer {name!r}: {kind} has no integer form here: {remedy(kind)}")
 
 
 def _must_read(module: nn.Module) -> str:

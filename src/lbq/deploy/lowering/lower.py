@@ -18,12 +18,13 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from lbq.deploy.lowering import hidden_causes, operations, products
-from lbq.deploy.lowering.arranged import Arranged, Rearranged
+from lbq.deploy.lowering.arranged import Arranged, Rearranged, Scores
+from lbq.deploy.lowering.axes import BATCH_SIZE
 from lbq.deploy.lowering.call import Call
 from lbq.deploy.lowering.currents import Current, Levels, Time, Value, as_current
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.layers import Layers
-from lbq.deploy.lowering.shapes import BATCH_SIZE, InputShape, as_image
+from lbq.deploy.lowering.shapes import InputShape, as_image
 from lbq.deploy.lowering.trace import NORMS, Follower, check_in_place, traced
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Graph
@@ -31,6 +32,7 @@ from lbq.graph.integer import MOST_STEPS
 from lbq.neuron import SpikingNeuron
 
 SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
+TABLE_DIMENSIONS = 3  # [1, N, D], as tables of positions and class tokens have them
 NO_NEURONS = (
     "the network has no spiking neurons: train with them, or replace its ReLUs with lbq.convert.convert(net, images)"
 )
@@ -73,9 +75,10 @@ def norms_of(net: nn.Module, input_shape: InputShape, timesteps: int, static: bo
     """The BatchNorms of a network in the order in which they run, each with the convolutions whose currents it reads."""
     lowering = _Lowering(net, tuple(input_shape), timesteps, static, weights=False)
     lowering.run()
+    values = ((node, v.value if isinstance(v, Arranged) else v) for node, v in lowering.values.items())
     return {
         str(node.target): tuple(synapse.name for synapse in value.synapses)
-        for node, value in lowering.values.items()
+        for node, value in values
         if node.op == "call_module"
         and isinstance(value, Current)
         and isinstance(lowering.modules[str(node.target)], NORMS)
@@ -106,7 +109,7 @@ class _Lowering(Follower):
         except TooSmall:
             raise
         except Rearranged:
-            hidden_causes.check(self.net, self.seen_shape, self.timesteps)
+            hidden_causes.check(self.net, self.seen_shape)
             raise
         check_in_place(trace, self.modules, self.values)
         return self._finish(trace.output_node())
@@ -119,13 +122,23 @@ class _Lowering(Follower):
         elif node.op == "get_attr":
             raise GraphError(
                 f"layer {node.target!r}: a bare parameter in the network's forward is not supported, nor a constant tensor: "
-                "put it into a layer's weights or bias, and normalise images before the network (mean= and std= say how)"
+                f"{self._instead(str(node.target))}"
             )
         elif node.op == "output" or self._is_size(node) or self._is_softmax(node):
             pass
         elif inputs := [self.values[a] for a in node.all_input_nodes if a in self.values]:
             self.values[node] = self._apply(node, inputs)
         # what does not depend on the input are fx's checks of the arguments with defaults
+
+    def _instead(self, name: str) -> str:
+        """What to write instead of a bare parameter or buffer."""
+        shape: tuple[int, ...] = getattr(operator.attrgetter(name)(self.net), "shape", ())
+        if len(shape) >= TABLE_DIMENSIONS and shape[-1] > 1:
+            return (
+                "a table of positions has no integer form here: let a 3x3 convolution on [T * B, channels, height, width] in "
+                "front of a neuron tell tokens where they are; in place of a class token, average tokens"
+            )
+        return "put it into a layer's weights or bias, and normalise images before the network (mean= and std= say how)"
 
     def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
         if node not in self.values:
@@ -136,13 +149,13 @@ class _Lowering(Follower):
     def _apply(self, node: fx.Node, inputs: list[Value | Arranged]) -> Value | Arranged:
         options = {key: self._resolved(option) for key, option in node.kwargs.items()}
         call = Call(node, inputs, self._resolved(node.args[1:]), options, self.values, self.layers)
-        if not operations.takes_arranged(call):
+        if not operations.takes_scores(call):
             for read in node.all_input_nodes:
-                if isinstance(value := self.values.get(read), Arranged):
+                if isinstance(value := self.values.get(read), Arranged) and isinstance(value.value, Scores):
                     self.values[read] = inputs[inputs.index(value)] = products.scores_read(call, value)
         if node.op == "call_module":
             name = str(node.target)
-            return self.layers.module(name, self.modules[name], call.value)
+            return self.layers.module(name, self.modules[name], call.inputs[0])
         return operations.apply(call)
 
     def _is_size(self, node: fx.Node) -> bool:
@@ -189,7 +202,7 @@ class _Lowering(Follower):
         if value is None:
             raise GraphError("the network must return one tensor, the current of its last linear layer (its logits)")
         if isinstance(value, Arranged):
-            raise value.refusal
+            raise value.refusal("what the network returns")
         value = as_current("what the network returns", value)
         layers = self.layers.made
         if not value.averaged and not any(layer.neuron for layer in layers):

@@ -17,12 +17,12 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from lbq.deploy.lowering import products
-from lbq.deploy.lowering.arranged import Arranged, Scores
+from lbq.deploy.lowering import arranging, products
+from lbq.deploy.lowering.arranged import Arranged, added
 from lbq.deploy.lowering.call import Call, refusal
 from lbq.deploy.lowering.currents import Levels, Value, add, join, scaled
 from lbq.deploy.lowering.layers import LAYER_OF_FUNCTION
-from lbq.deploy.lowering.shapes import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, added
+from lbq.deploy.lowering.shapes import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, new_time
 from lbq.errors import GraphError
 from lbq.graph import INPUT
 from lbq.models.attention import attend, gate, head_sums, scores, weigh
@@ -34,18 +34,21 @@ MULTIPLICATIONS = (operator.mul, operator.imul, torch.mul, "mul")
 
 def apply(call: Call) -> Value | Arranged:
     """What an operation makes of its input; refused where it has no integer form."""
-    handler = HANDLERS.get(call.node.target)
+    target = call.node.target
+    arranged = next((value for value in call.inputs if isinstance(value, Arranged)), None)
+    handler = (HANDLERS if arranged is None else ARRANGED_HANDLERS).get(target)
+    if handler is None and arranged is not None and target in HANDLERS:
+        raise arranged.refusal(call.where)
     value = None if handler is None else handler(call)
     if value is None:
         raise refusal(call)
     return value
 
 
-def takes_arranged(call: Call) -> bool:
-    """Whether a call may read rearranged tensors. What has no form at all is refused for itself."""
-    handler = None if call.node.op == "call_module" else HANDLERS.get(call.node.target)
-    scores = [read for read in call.inputs if isinstance(read, Arranged) and isinstance(read.value, Scores)]
-    return handler in ARRANGING or (call.node.op != "call_module" and handler is None and bool(scores))
+def takes_scores(call: Call) -> bool:
+    """Whether a call may read scores as they are. What has no form at all is refused for itself."""
+    target = call.node.target
+    return call.node.op != "call_module" and (target in SCORE_HANDLERS or target not in HANDLERS)
 
 
 # Time
@@ -72,7 +75,7 @@ def _unfold_time(call: Call) -> Value:
 def _add_axis(call: Call) -> Value | None:
     """unsqueeze, [None] and [:, None], which put time in front of the batch or behind it."""
     at = (*call.arguments, *call.options.values())[0]
-    time = added(at, call.node.target is operator.getitem)
+    time = new_time(at, call.node.target is operator.getitem)
     if call.value.time != "none" or time is None:
         return None
     value = replace(call.value, time=time)
@@ -138,6 +141,11 @@ def _reshape(call: Call) -> Value | None:
     return call.shapes.reshape(call.where, call.value, sizes)
 
 
+def _matrix_transpose(call: Call) -> Value | None:
+    """x.mT."""
+    return call.shapes.transposed(call.where, call.value, (-2, -1)) if call.arguments == ("mT",) else None
+
+
 def _join(call: Call) -> Value:
     """torch.cat along channels."""
     named: dict[str, Any] = {**dict(zip(("tensors", "dim"), call.node.args, strict=False)), **call.node.kwargs}
@@ -154,26 +162,26 @@ def _join(call: Call) -> Value:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _unchanged(call: Call) -> Value:
+def _unchanged(call: Call) -> Value | Arranged:
     """The same numbers, wherever they lie and whatever holds them."""
-    return call.value
+    return call.inputs[0]
 
 
-def _cast(call: Call) -> Value | None:
+def _cast(call: Call) -> Value | Arranged | None:
     """to(dtype), for dtypes that hold all levels and pixels exactly."""
     exact = all(to in (torch.float32, torch.float64) for to in (*call.arguments, *call.options.values()))
-    return call.value if exact else None
+    return call.inputs[0] if exact else None
 
 
-def _add(call: Call) -> Value:
+def _add(call: Call) -> Value | Arranged:
     """The sum or the difference of two tensors, or 0 + tensor, as sum() begins."""
     operands = [call.values.get(a, a) if isinstance(a, fx.Node) else a for a in call.node.args]
-    values = [x for x in operands if isinstance(x, Value)]
+    values = [x for x in operands if isinstance(x, Value | Arranged)]
     subtracts = call.node.target in SUBTRACTIONS
     if len(operands) == 2 and not call.options:
         if len(values) == 2:
             left, right = values
-            return add(call.where, left, scaled(right, -1, call.layers.numbers) if subtracts else right)
+            return _sum(call, left, products.multiple(right, -1, call.layers.numbers) if subtracts else right)
         if 0 in operands and not subtracts:
             return values[0]
     constants = "constants into a bias"
@@ -182,6 +190,12 @@ def _add(call: Call) -> Value:
     raise GraphError(
         f"{call.where}: only sums and differences of two tensors are supported: write x + y, and {constants}"
     )
+
+
+def _sum(call: Call, left: Value | Arranged, right: Value | Arranged) -> Value | Arranged:
+    if isinstance(left, Arranged) or isinstance(right, Arranged):
+        return call.shapes.settled(added(call.where, call.shapes.arranged(left), call.shapes.arranged(right)))
+    return add(call.where, left, right)
 
 
 def _multiply(call: Call) -> Value | Arranged | None:
@@ -202,8 +216,8 @@ def _multiply(call: Call) -> Value | Arranged | None:
     return products.multiple(call.inputs[0], factor, call.layers.numbers)
 
 
-def _negate(call: Call) -> Value:
-    return scaled(call.value, -1, call.layers.numbers)
+def _negate(call: Call) -> Value | Arranged:
+    return products.multiple(call.inputs[0], -1, call.layers.numbers)
 
 
 def _mean_or_sum(call: Call) -> Value:
@@ -240,50 +254,72 @@ def _mean_or_sum(call: Call) -> Value:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _layer(call: Call) -> Value | None:
+def _layer(call: Call) -> Value | Arranged | None:
     options = {name: option for name, option in call.options.items() if name != "input"}
     layer = LAYER_OF_FUNCTION[call.node.target](*call.arguments, **options)
-    return None if layer is None else call.layers.module(call.node.name, layer, call.value)
+    return None if layer is None else call.layers.module(call.node.name, layer, call.inputs[0])
 
 
-def _relu(call: Call) -> Value:
-    return call.layers.activation(call.node.name, None, call.value)
+def _relu(call: Call) -> Value | Arranged:
+    return call.layers.module(call.node.name, nn.ReLU(), call.inputs[0])
 
 
 Handler = Callable[[Call], Value | Arranged | None]
 SHAPES: dict[Any, Handler] = {
-    target: products.rearranging(plain)
+    target: arranging.rearranging(plain)
     for plain, targets in {
         _flatten: (torch.flatten, "flatten"),
         _unflatten: (torch.unflatten, "unflatten"),
         _transpose: TRANSPOSES,
         _reshape: (torch.reshape, "reshape", "view"),
-        products.matrix_transpose: (getattr,),
+        _matrix_transpose: (getattr,),
     }.items()
     for target in targets
 }
-ARRANGING = (*SHAPES.values(), _unchanged, _cast, _multiply, products.matmul)  # handlers that take rearranged tensors
-HANDLERS: dict[Any, Handler] = {
-    fold_time: _fold_time,
-    unfold_time: _unfold_time,
-    **dict.fromkeys((torch.unsqueeze, "unsqueeze", operator.getitem), _add_axis),
-    torch.stack: _stack,
-    **dict.fromkeys(("expand", "repeat"), _repeat),
+SCALINGS: dict[Any, Handler] = {
     **dict.fromkeys(("contiguous", "clone", torch.clone, "detach", torch.detach, "float", "double"), _unchanged),
     "to": _cast,
-    **dict.fromkeys(LAYER_OF_FUNCTION, _layer),
-    **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _join),
-    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", *SUBTRACTIONS), _add),
-    **SHAPES,
-    **dict.fromkeys((torch.mean, "mean", torch.sum, "sum"), _mean_or_sum),
     **dict.fromkeys(MULTIPLICATIONS, _multiply),
     **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div"), _multiply),
+    **dict.fromkeys((operator.neg, torch.neg, "neg"), _negate),
+}
+SCORE_HANDLERS: dict[Any, Handler] = {
+    **SHAPES,
+    **SCALINGS,
     **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), products.matmul),
+}
+EITHER: dict[Any, Handler] = {  # of values as layers read them, and of arranged ones
+    **SCORE_HANDLERS,
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", *SUBTRACTIONS), _add),
+    **dict.fromkeys(LAYER_OF_FUNCTION, _layer),
+    **dict.fromkeys((torch.relu, F.relu, "relu"), _relu),
+}
+AXES_ADDED, REPEATED, AVERAGED = (
+    (torch.unsqueeze, "unsqueeze", operator.getitem),
+    ("expand", "repeat"),
+    (torch.mean, "mean", torch.sum, "sum"),
+)
+HANDLERS: dict[Any, Handler] = {
+    **EITHER,
+    fold_time: _fold_time,
+    unfold_time: _unfold_time,
+    **dict.fromkeys(AXES_ADDED, _add_axis),
+    torch.stack: _stack,
+    **dict.fromkeys(REPEATED, _repeat),
+    **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _join),
+    **dict.fromkeys(AVERAGED, _mean_or_sum),
     attend: products.attention_of_ours,
     gate: products.gate_of_ours,
     head_sums: products.sums_of_ours,
     scores: products.scores_of_ours,
     weigh: products.values_of_ours,
-    **dict.fromkeys((operator.neg, torch.neg, "neg"), _negate),
-    **dict.fromkeys((torch.relu, F.relu, "relu"), _relu),
+}
+ARRANGED_HANDLERS: dict[Any, Handler] = {
+    **EITHER,
+    fold_time: arranging.fold,
+    unfold_time: arranging.unfold,
+    **dict.fromkeys(AXES_ADDED, arranging.add_axis),
+    torch.stack: arranging.stack,
+    **dict.fromkeys(REPEATED, arranging.repeat),
+    **dict.fromkeys(AVERAGED, arranging.mean_or_sum),
 }

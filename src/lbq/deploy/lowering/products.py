@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import fx
 
 from lbq.deploy.lowering import arranged
-from lbq.deploy.lowering.arranged import Arranged, Rearranged, attention, operand, plain_axes
-from lbq.deploy.lowering.call import Call, refusal
+from lbq.deploy.lowering.arranged import Arranged, attention, operand
+from lbq.deploy.lowering.call import Call
 from lbq.deploy.lowering.currents import Current, Levels, Numbers, Value, scaled, together
 from lbq.errors import GraphError
 from lbq.graph import Pool
@@ -30,20 +29,13 @@ def _name(call: Call, kind: str) -> str:
     return call.layers.product_name(f"{layer}.{kind}" if layer else kind)
 
 
-def matmul(call: Call) -> Arranged | None:
+def matmul(call: Call) -> Value | Arranged | None:
     """Two tensors multiplied as matrices."""
     values = [call.values.get(a) for a in call.node.args if isinstance(a, fx.Node)]
     if len(values) != 2 or call.options or any(value is None for value in values):
         return None
-    left, right = (_arranged(call, value) for value in values)
-    return arranged.multiplied(call.where, left, right, partial(_name, call))
-
-
-def _arranged(call: Call, value: Any) -> Arranged:
-    if isinstance(value, Arranged):
-        return value
-    operand(call.where, value)
-    return Arranged(value, plain_axes(value.shape, len(call.shapes.behind(value))), refusal(call))
+    left, right = (call.shapes.arranged(value) for value in values if value is not None)
+    return call.shapes.settled(arranged.multiplied(call.where, left, right, partial(_name, call)))
 
 
 def attention_of_ours(call: Call) -> Current:
@@ -78,12 +70,11 @@ def values_of_ours(call: Call) -> Current:
     return arranged.value_current(_name(call, "attention"), scores, v, call.arguments[1] / tokens)
 
 
-def scores_read(call: Call, value: Arranged) -> Current:
+def scores_read(call: Call, value: Arranged) -> Value | Arranged:
     """Scores as what else than a product reads them."""
     if (current := value.as_scores()) is None:
-        raise value.refusal
-    _check_images(call)
-    return current
+        raise value.refusal(call.where)
+    return call.shapes.settled(current)
 
 
 def _check_images(call: Call) -> None:
@@ -112,8 +103,13 @@ def gate_of_ours(call: Call) -> Levels:
     return _gate(call, factor, source)
 
 
-def broadcast_gate(call: Call, left: Value | Arranged, right: Value | Arranged) -> Levels:
+def broadcast_gate(call: Call, left: Value | Arranged, right: Value | Arranged) -> Value | Arranged:
     """a * k: one of them has the shape of both, the other that, or one channel, or one position."""
+    if isinstance(left, Arranged) or isinstance(right, Arranged):
+        a, k = call.shapes.arranged(left), call.shapes.arranged(right)
+        axes = arranged.aligned(call.where, a, k, missing="tcyx")
+        gated = broadcast_gate(call, operand(call.where, a.value), operand(call.where, k.value))
+        return call.shapes.settled(Arranged(cast(Levels, gated), axes))
     factor, source = (operand(call.where, value) for value in (left, right))
     if source.shape != tuple(map(max, factor.shape, source.shape)):
         factor, source = source, factor
@@ -146,51 +142,3 @@ def channel_sums(levels: Levels, outputs: int, scale: float) -> Levels:
     channels, height, width = levels.shape
     pool = Pool("sum", (1, 1), (1, 1), channels=channels // outputs)
     return replace(levels, shape=(outputs, height, width), pools=(*levels.pools, pool), factor=levels.factor * scale)
-
-
-# Shapes
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def matrix_transpose(call: Call) -> Value | None:
-    """x.mT."""
-    return call.shapes.transposed(call.where, call.value, (-2, -1)) if call.arguments == ("mT",) else None
-
-
-def rearranging(plain: Callable[[Call], Value | None]) -> Callable[[Call], Value | Arranged]:
-    """The handler of an operation on shapes. What `plain` refuses may still be the way to a product."""
-
-    def handler(call: Call) -> Value | Arranged:
-        value = call.inputs[0]
-        if not isinstance(value, Arranged):
-            reason = refusal(call)
-            try:
-                if (made := plain(call)) is not None:
-                    return made
-            except GraphError as error:
-                reason = error
-            reason = Rearranged(str(reason))
-            if not isinstance(value, Levels | Current) or value.flat:
-                raise reason
-            value = Arranged(value, plain_axes(value.shape, len(call.shapes.behind(value))), reason)
-        if (axes := _axes(call, value)) is None:
-            raise value.refusal
-        return replace(value, axes=axes).settled(2 if call.shapes.signals else 3)
-
-    return handler
-
-
-def _axes(call: Call, value: Arranged) -> tuple[Any, ...] | None:
-    front, name, arguments = call.shapes.front(value), call.name, call.arguments
-    if name == "flatten":
-        dims = call.named("start_dim", "end_dim")
-        return arranged.flattened(value, front, dims.get("start_dim", 0), dims.get("end_dim", -1))
-    if call.options:
-        return None
-    if name == "unflatten":
-        return arranged.unflattened(value, front, *arguments) if len(arguments) == 2 else None
-    if name in ("reshape", "view"):
-        return arranged.reshaped(value, front, arguments[0] if len(arguments) == 1 else arguments)
-    if name == "getattr":
-        return arranged.permuted(value, front, "transpose", (-2, -1)) if arguments == ("mT",) else None
-    return arranged.permuted(value, front, name, arguments)

@@ -23,7 +23,8 @@ NAMES_BY_REMEDY = {  # of operations and kinds of layers
     "put a neuron of lbq.neuron in its place": "tanh gelu hardswish mish silu elu leaky_relu "
     "leakyrelu prelu relu6 hardtanh clamp",
     "use BatchNorm, which folds into weights": "groupnorm group_norm layernorm layer_norm instancenorm2d rmsnorm",
-    "let a convolution or linear layer read the whole tensor, with weights 0 where it is to see nothing": "chunk split narrow",
+    "let a convolution or linear layer read the whole tensor, with weights 0 where it is to see nothing; give Q, K and V a "
+    "layer and a neuron each": "chunk split narrow",
     f"{WHOLE_SEQUENCES}; of the logits, return the mean or the sum over time, not one timestep": "getitem select unbind",
     "use convolutions and pools, which keep heights and widths or make them smaller; outputs by pixel, as for "
     "segmentation, are not supported": "upsample upsamplingnearest2d "

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from lbq.deploy.lowering.arranged import Arranged
+from lbq.deploy.lowering.arranged import Arranged, Scores
+from lbq.deploy.lowering.axes import BATCH_SIZE, Axes, behind, plain_axes, words
 from lbq.deploy.lowering.currents import Time, Value
 from lbq.errors import GraphError
 from lbq.graph import Shape
 
 InputShape = Shape | tuple[int, int] | tuple[int]  # of one input: (C, H, W), (C, L) or (F,)
-BATCH_SIZE = 2**61 - 1  # stands for the batch's size: a prime, so that products of sizes stay distinct
 
 FOLDED: dict[Time, Time] = {"one": "none", "all": "folded", "one behind": "none", "behind": "folded behind"}
 UNFOLDED: dict[Time, Time] = {"folded": "all", "folded behind": "behind"}
@@ -24,6 +24,8 @@ SWAPPED: dict[Time, Time] = {"one": "one behind", "all": "behind", "one behind":
 SHOWN: dict[Time, Time] = {"none": "all", "one": "all", "one behind": "behind"}  # at every timestep
 ONE_STEP: dict[Time, Time] = {"all": "one", "behind": "one behind"}  # the same where there is one timestep
 AXIS: dict[Time, int] = {"all": 0, "behind": 1}  # of time
+WITH_TIME: tuple[Time, ...] = ("all", "folded", "behind", "folded behind")
+WITHOUT_TIME: tuple[Time, ...] = ("none", "one", "one behind")
 
 TRANSPOSES = (torch.transpose, torch.permute, torch.swapaxes, torch.swapdims, torch.movedim, "transpose", "permute",
               "swapaxes", "swapdims", "movedim")  # fmt: skip
@@ -46,7 +48,7 @@ def front(time: Time, steps: int) -> tuple[int, ...]:
     return (count, BATCH_SIZE) if time in ("one", "all") else (BATCH_SIZE, count)
 
 
-def added(at: Any, by_index: bool) -> Time | None:
+def new_time(at: Any, by_index: bool) -> Time | None:
     """Where time is that x[at], or x.unsqueeze(at), puts before a static tensor; None where that does something else."""
     if not by_index:
         return "one" if at == 0 else "one behind" if at == 1 else None
@@ -63,18 +65,37 @@ class Shapes:
     signals: bool
 
     def sizes(self, value: Value | Arranged) -> tuple[int, ...]:
-        return self.front(value) + self.behind(value)
-
-    def front(self, value: Value | Arranged) -> tuple[int, ...]:
-        """The sizes of time and batch."""
-        return front(value.time, self.timesteps)
+        if isinstance(value, Arranged):
+            return value.sizes
+        return front(value.time, self.timesteps) + self.behind(value)
 
     def behind(self, value: Value | Arranged) -> tuple[int, ...]:
         """The sizes behind the batch."""
         if isinstance(value, Arranged):
-            return value.behind
+            return value.sizes[len(value.axes) - len(behind(value.axes)) :]
         channels, height, width = value.shape
         return (channels * height * width,) if value.flat else (channels, width) if self.signals else value.shape
+
+    def arranged(self, value: Value | Arranged) -> Arranged:
+        """A value with the axes that it stands in."""
+        if isinstance(value, Arranged):
+            return value
+        time: Time = "all" if value.time in WITH_TIME else "none"
+        return Arranged(replace(value, time=time, flat=False), self._axes(value))
+
+    def settled(self, arranged: Arranged) -> Value | Arranged:
+        """The value itself where it stands again as layers read it."""
+        value = arranged.value
+        if isinstance(value, Scores) or (self.signals and value.shape[1] > 1):
+            return arranged
+        for time, flat in product(WITH_TIME if value.time == "all" else WITHOUT_TIME, (False, True)):
+            plain = replace(value, time=time, flat=flat)
+            if self._axes(plain) == arranged.axes:
+                return plain
+        return arranged
+
+    def _axes(self, value: Value) -> Axes:
+        return plain_axes(value.shape, value.time, value.flat, self.timesteps, self.signals)
 
     def fold(self, value: Value) -> Value:
         return replace(value, time=FOLDED.get(value.time, value.time))
@@ -114,9 +135,13 @@ class Shapes:
                     return reshaped
         raise GraphError(f"{where}: it may only join or split time and batch, or channels, height and width")
 
-    def check_spatial(self, where: str, value: Value, spatial: Any) -> None:
+    def check_spatial(self, where: str, value: Value | Arranged, spatial: Any) -> None:
         """Folding tells time by the number of dimensions: with another one it would take it for the batch."""
         behind = len(self.behind(value))
+        if spatial != behind and isinstance(value, Arranged):
+            raise GraphError(
+                f"{where}: spatial={spatial}, but the tensor is {words(value.axes)}: give spatial={behind}"
+            )
         if spatial != behind:
             more = ", or input_shape as (C, H, W)" if spatial == 3 else ""
             raise GraphError(f"{where}: spatial={spatial}, but the tensor has {behind}: give spatial={behind}{more}")

@@ -168,6 +168,10 @@ class _Value(fx.Proxy):
     def ndim(self) -> Any:
         return self.dim()
 
+    @property
+    def mT(self) -> fx.Proxy:  # an attribute of fx would know no sizes
+        return self.tracer.create_proxy("call_function", getattr, (self, "mT"), {})
+
 
 class _Size(_Value):
     """A size that depends on the batch: it equals itself, whatever it is."""
@@ -189,7 +193,9 @@ def check_in_place(trace: fx.Graph, modules: Mapping[str, nn.Module], tensors: C
     owner: dict[fx.Node, fx.Node] = {}  # the node whose memory each node may share; itself where it makes a tensor
     for node in trace.nodes:
         module = modules[str(node.target)] if node.op == "call_module" else None
-        shares = isinstance(module, (*PASSES, nn.Flatten)) or (module is None and node.target in VIEWS)
+        shares = isinstance(module, (*PASSES, nn.Flatten)) or (
+            module is None and (node.target in VIEWS or _turns(node))
+        )
         owner[node] = owner[node.all_input_nodes[0]] if shares and node.all_input_nodes else node
     for node in trace.nodes:
         if node.target not in IN_PLACE or node not in tensors:
@@ -205,4 +211,9 @@ def check_in_place(trace: fx.Graph, modules: Mapping[str, nn.Module], tensors: C
 
 def _reads(user: fx.Node, tensor: fx.Node) -> bool:
     """Whether a node reads the numbers of a tensor, and not its shape alone."""
-    return user.args[0] is tensor if user.target is unfold_time else user.target is not getattr
+    return user.args[0] is tensor if user.target is unfold_time else user.target is not getattr or _turns(user)
+
+
+def _turns(node: fx.Node) -> bool:
+    """Whether a node is x.mT."""
+    return node.target is getattr and node.args[1] == "mT"

@@ -33,7 +33,8 @@ typedef struct {
     int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups;
 } model_synapse;
 
-/* What attention has besides. Tensors: K and V, or K^T V twice. Of other synapses heads is 0. */
+/* What attention has besides. Tensors: K and V, or K^T V twice. The image stands for what is missing: for V where a neuron
+   reads the scores Q K^T, for K where its levels, the source, are multiplied with V. Of other synapses heads is 0. */
 typedef struct {
     int32_t keys, values, heads;
 } model_attention;

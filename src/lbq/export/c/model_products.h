@@ -3,7 +3,8 @@
 
    A head is neighbouring channels, a token a position. Q (K^T V) is the same integers. Where a head has fewer channels than
    there are tokens, it takes fewer products. Then a stage adds up K^T V, and levels of Q choose rows of it as other inputs
-   choose rows of weights. Elsewhere (Q K^T) V takes fewer, one score at a time, and needs no memory. */
+   choose rows of weights. Elsewhere (Q K^T) V takes fewer, one score at a time, and needs no memory. Where a neuron reads the
+   scores, they are a layer with a row for each query and a column for each key, and its levels A give A V. */
 #ifndef MODEL_PRODUCTS_H
 #define MODEL_PRODUCTS_H
 
@@ -76,7 +77,35 @@ static void run_multiplying(const context *run, const model_product *product)
     }
 }
 
-/* One position's row of (Q K^T) V, [channel]. */
+/* Q K^T of one query and one key, [head]. */
+static void score(const context *run, const model_tensor *queries, const model_tensor *keys, int32_t heads, int32_t t,
+                  int32_t query, int32_t key, int32_t *restrict sums)
+{
+    const int32_t channels = queries->channels, depth = channels / heads;
+    const uint8_t *q = levels_at(run, queries, t, 0, 0) + (size_t)query * (size_t)channels;
+    const uint8_t *k = levels_at(run, keys, t, 0, 0) + (size_t)key * (size_t)channels;
+    int32_t i;
+    memset(sums, 0, (size_t)heads * sizeof *sums);
+    for (i = 0; i < channels; i++)
+        sums[i / depth] += level_of(q[i], sign_bit(queries)) * level_of(k[i], sign_bit(keys));
+}
+
+/* One query's row of A V, [channel], of levels A of scores. */
+static void weigh(const context *run, const model_tensor *scores, const model_tensor *values, int32_t t, int32_t query,
+                  int32_t *restrict sums)
+{
+    const int32_t heads = scores->channels, channels = values->channels, depth = channels / heads;
+    const uint8_t *a = levels_at(run, scores, t, query, 0), *v = levels_at(run, values, t, 0, 0);
+    int32_t key, head;
+    memset(sums, 0, (size_t)channels * sizeof *sums);
+    for (key = 0; key < scores->width; key++, a += heads, v += channels)
+        for (head = 0; head < heads; head++)
+            if (a[head] != 0)
+                add_levels(v + head * depth, sign_bit(values), level_of(a[head], sign_bit(scores)), depth,
+                           sums + head * depth);
+}
+
+/* One position's row of a product, [channel]. */
 static void attend(const context *run, int32_t synapse, int32_t t, int32_t y, int32_t x, int32_t *restrict sums)
 {
     const model_attention *attention = &model_net.attentions[synapse];
@@ -84,8 +113,17 @@ static void attend(const context *run, int32_t synapse, int32_t t, int32_t y, in
     const model_tensor *keys = &model_net.tensors[attention->keys], *values = &model_net.tensors[attention->values];
     const int32_t channels = queries->channels, depth = channels / attention->heads;
     const int32_t tokens = queries->height * queries->width;
-    const uint8_t *q = levels_at(run, queries, t, y, x), *k, *v;
+    const uint8_t *q, *k, *v;
     int32_t first, token, i, c;
+    if (values->kind == MODEL_IMAGE) {
+        score(run, queries, keys, attention->heads, t, y, x, sums);
+        return;
+    }
+    if (keys->kind == MODEL_IMAGE) {
+        weigh(run, queries, values, t, y * values->width + x, sums);
+        return;
+    }
+    q = levels_at(run, queries, t, y, x);
     memset(sums, 0, (size_t)channels * sizeof *sums);
     if (keys->kind == MODEL_SUMS) { /* K^T V */
         const int32_t *restrict row = run->words + keys->offset + place(keys, t, 0, 0);

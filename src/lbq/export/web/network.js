@@ -55,8 +55,17 @@ export class Network {
       level adds a weight; two bits that meet in a product of levels add one. */
   accumulations() {
     const synapses = this.facts.synapses.map((synapse) => ({ ...synapse, accumulations: this.counted(synapse) }));
-    const products = this.facts.products.map((one) => ({ ...one, accumulations: one.heads ? this.attended(one) : this.gated(one) }));
+    const products = this.facts.products.map((one) => ({ ...one, accumulations: this.multiplied(one) }));
     return [...synapses, ...products];
+  }
+
+  multiplied(product) {
+    switch (product.kind) {
+      case "gate": return this.gated(product);
+      case "scores": return this.scored(product);
+      case "values": return this.weighed(product);
+      default: return this.scored(product) + this.attended(product);
+    }
   }
 
   /** Of a gate. */
@@ -71,18 +80,42 @@ export class Network {
     return total;
   }
 
-  /** Of attention, in the order (Q K^T) V: a set bit of V adds the scores of its token that are not 0. */
+  /** Of Q K^T: each channel of each query meets that of each key. */
+  scored({ tensors }) {
+    const [q, k] = tensors.map((index) => this.tensor(index)), [channels, height, width] = this.facts.tensors[tensors[0]].shape;
+    const frame = height * width * channels;
+    let total = 0;
+    for (let start = 0; start < q.length; start += frame)
+      for (let c = start; c < start + channels; c++) {
+        let [left, right] = [0, 0];
+        for (let i = c; i < start + frame; i += channels) { left += setBits(q[i]); right += setBits(k[i]); }
+        total += left * right;
+      }
+    return total;
+  }
+
+  /** Of A V, levels A of scores: what all queries have for a key in a head meets the key's channels of that head. */
+  weighed({ tensors, heads }) {
+    const [a, v] = tensors.map((index) => this.tensor(index)), tokens = this.facts.tensors[tensors[0]].shape[2];
+    const depth = this.facts.tensors[tensors[1]].shape[0] / heads, square = tokens * tokens * heads;
+    let total = 0;
+    for (let j = 0; j < v.length; j += depth) { // a key in one head
+      const at = j / depth, start = Math.floor(at / (tokens * heads)) * square + at % (tokens * heads);
+      let [bits, scores] = [0, 0];
+      for (let c = 0; c < depth; c++) bits += setBits(v[j + c]);
+      for (let i = start; i < start + square; i += tokens * heads) scores += setBits(a[i]);
+      total += bits * scores;
+    }
+    return total;
+  }
+
+  /** Of the second product of (Q K^T) V: a set bit of V adds the scores of its token that are not 0. */
   attended({ tensors, heads }) {
     const [q, k, v] = tensors.map((index) => this.tensor(index)), [channels, height, width] = this.facts.tensors[tensors[0]].shape;
     const depth = channels / heads, frame = height * width * channels;
     let total = 0;
     for (let start = 0; start < q.length; start += frame) {
       const end = start + frame;
-      for (let c = start; c < start + channels; c++) {
-        let [left, right] = [0, 0];
-        for (let i = c; i < end; i += channels) { left += setBits(q[i]); right += setBits(k[i]); }
-        total += left * right;
-      }
       for (let j = start; j < end; j += depth) { // a token of K and V in one head
         let [bits, scores] = [0, 0];
         for (let c = 0; c < depth; c++) bits += setBits(v[j + c]);
