@@ -14,7 +14,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-gpu test-gpu-kernels test-gpu-others pytest coverage lint format report figures docs sanitize fuzz web wheels wheels-emulated clean
+.PHONY: demo test test-gpu pytest coverage lint format report figures docs sanitize fuzz web wheels wheels-emulated clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
@@ -30,17 +30,16 @@ pytest: .venv/.dev
 	@env -u MAKEFLAGS -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # not in .venv, whose PyTorch knows no GPU; without the settings of pyproject.toml, which ask for plugins, and without plugins.
-# Two halves at once, as most of the time is the compiling of kernels.
-GPU_TESTS := tests/training/test_cuda_graph.py tests/engine/test_gpu_engine.py tests/engine/test_attention.py \
-  tests/engine/test_engine.py::test_the_gpu_engine_gives_the_same_bits
-ON_GPU = PYTHONPATH="src:.:$$PYTHONPATH" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) -m pytest -c /dev/null --rootdir=. -p no:cacheprovider -q
+# A process for each file, JOBS at a time, as most of the time is the compiling of kernels.
+JOBS ?= 8
+GPU_TESTS := $(wildcard tests/kernels/test_*.py) tests/training/test_cuda_graph.py tests/engine/test_gpu_engine.py \
+  tests/engine/test_attention.py tests/engine/test_engine.py
 test-gpu:
 	@$(PYTHON) -c "import torch; torch.cuda.is_available() or exit('$(PYTHON): its PyTorch sees no GPU; name another one: make test-gpu PYTHON=...')"
-	@$(MAKE) --no-print-directory -j2 --output-sync test-gpu-kernels test-gpu-others
-test-gpu-kernels:
-	@$(ON_GPU) tests/kernels
-test-gpu-others:
-	@$(ON_GPU) $(GPU_TESTS)
+	@$(MAKE) --no-print-directory -k -j$(JOBS) --output-sync $(addprefix on-gpu/,$(GPU_TESTS))
+on-gpu/%:
+	@PYTHONPATH="src:.:$$PYTHONPATH" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) -m pytest -c /dev/null --rootdir=. -p no:cacheprovider -q $* $(ONLY)
+on-gpu/tests/engine/test_engine.py: ONLY = -k test_the_gpu_engine_gives_the_same_bits
 
 # not a part of `make test`: watching every line takes half as long again
 coverage: .venv/.dev

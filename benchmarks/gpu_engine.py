@@ -5,8 +5,9 @@
 Parts: `check` (all levels of 64 random images against the dense engine of the CPU; with --data of the test images too),
 `speed` (images a second from uint8 images in the host's memory to logits there, at several batches), `rivals` (the float
 network and its ANN in bfloat16, as they are and under torch.compile, and an int8 ANN on the same kernels), `exits` (the test
-images with early exit, 5 % of augmented training images going on; needs --data), `layers` (time and operations a second of
-every layer), `tune` (the same for other tiles). Without a part, the first two.
+images with early exit, by the margin of docs/explanation/engines.md; needs --data), `energy` (joules an image by the card's
+counter, of all these), `layers` (time and operations a second of every layer), `tune` (the same for other tiles). Without a
+part, the first two.
 
 Figures are medians over five windows of at least two seconds; compilation and the recording of CUDA graphs are left out.
 """
@@ -18,8 +19,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,24 +29,28 @@ import torch
 from torch import nn
 
 from lbq import engine, models
+from lbq.counting.energy import measure_energy
 from lbq.counting.exits import calibration_images
 from lbq.counting.inputs import open_data
 from lbq.engine import Network
 from lbq.engine.cuda import fused
+from lbq.engine.cuda.meter import CardMeter
 from lbq.engine.cuda.runner import GpuRunner
 from lbq.graph.integer import IntegerNetwork
 from lbq.native import choose
 
 BATCHES = (1, 8, 64, 1024)
 WINDOWS, SECONDS = 5, 2.0
+SHARE_GOING_ON, CALIBRATION_IMAGES = 0.002, 5000  # of docs/explanation/engines.md
 RESULTS: dict[str, Any] = {}
+Call = Callable[[], object]
 
 
 def images_of(network: IntegerNetwork, count: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).integers(0, network.input_max + 1, (count, *network.input_shape), np.uint8)
 
 
-def rate(call: Callable[[], object], images: int) -> float:
+def rate(call: Call, images: int) -> float:
     """Images a second: the median over windows."""
     for _ in range(3):
         call()
@@ -93,12 +99,16 @@ def test_images(net: Network, data: str) -> np.ndarray[Any, Any]:
     return tested.read(0, tested.size)
 
 
+def with_exits(net: Network, data: str | None) -> Network:
+    if data is None:
+        raise SystemExit("early exit: give the dataset's folder with --data")
+    training, source = calibration_images(net.network, data, CALIBRATION_IMAGES)
+    return net.with_exits(training, [SHARE_GOING_ON] * (net.network.timesteps - 1), source)
+
+
 def show_exits(net: Network, data: str | None) -> None:
     """The whole test set, images that go on gathered into full batches."""
-    if data is None:
-        raise SystemExit("exits: give the dataset's folder with --data")
-    training, source = calibration_images(net.network, data, 10_000, 0)
-    early, x = net.with_exits(training, [0.05] * (net.network.timesteps - 1), source), test_images(net, data)
+    early, x = with_exits(net, data), test_images(net, data or "")
     stopped = np.bincount(early.run(x, "cuda", exit=True).timesteps)[1:]
     show(f"integers, early exit, {len(x)} test images", rate(lambda: early.run(x, "cuda", exit=True), len(x)))
     print(f"stopped after timesteps 1 to {net.network.timesteps}: {stopped.tolist()}", flush=True)
@@ -125,25 +135,52 @@ def int8_ann(net: Network) -> IntegerNetwork:
     return replace(network, layers=tuple(layers))
 
 
-def rivals(net: Network, _: str | None) -> None:
-    ann = GpuRunner(int8_ann(net), "cuda")
-    x = images_of(net.network, 1024)
-    show("int8 ANN on these kernels, batch 1024", rate(lambda: ann.run(x), 1024))
+def show_rivals(net: Network, _: str | None) -> None:
+    for name, call in rivals(net, ("as it is", "torch.compile")):
+        show(f"{name}, batch 1024", rate(call, 1024))
+
+
+def rivals(net: Network, ways: tuple[str, ...]) -> Iterator[tuple[str, Call]]:
+    """On 1,024 images. ways: how the float networks run."""
+    ann, x = GpuRunner(int8_ann(net), "cuda"), images_of(net.network, 1024)
+    yield "int8 ANN on these kernels", lambda: ann.run(x)
     id = str(net.network.facts.get("model", "resnet20w128"))
     for name, neuron, timesteps in (
+        ("ANN", "relu", 1),
         ("float network, T = 2", "lbq", 2),
         ("float network, T = 1", "lbq", 1),
-        ("ANN", "relu", 1),
     ):
         module = (
             models.create(id, timesteps=timesteps, neuron=neuron).cuda().eval().to(memory_format=torch.channels_last)
         )
-        show(f"{name}, bfloat16, batch 1024", rate(_float(module, x), 1024))
-        with choose.use("reference"):
-            show(f"{name}, bfloat16, torch.compile, batch 1024", rate(_float(torch.compile(module), x), 1024))  # type: ignore[arg-type]
+        if "as it is" in ways:
+            yield f"{name}, bfloat16", _float(module, x)
+        if "torch.compile" in ways:
+            with choose.use("reference"):
+                yield f"{name}, bfloat16, torch.compile", _float(torch.compile(module), x)  # type: ignore[arg-type]
 
 
-def _float(module: nn.Module, x: np.ndarray[Any, Any]) -> Callable[[], object]:
+def energy(net: Network, data: str | None) -> None:
+    for name, call in chain(ours(net, data), rivals(net, ("torch.compile",))):
+        measured = measure_energy(lambda call=call: (call(), 1024)[1], CardMeter())  # type: ignore[misc]
+        RESULTS[f"{name}, energy"] = asdict(measured)
+        print(
+            f"{name}: {measured.images / measured.seconds / len(measured.gross):,.0f} images/s; {measured}", flush=True
+        )
+
+
+def ours(net: Network, data: str | None) -> Iterator[tuple[str, Call]]:
+    """On 1,024 test images."""
+    x = images_of(net.network, 1024) if data is None else test_images(net, data)[:1024]
+    for timesteps in sorted({1, net.network.timesteps}):
+        runner = GpuRunner(net.over(timesteps).network, "cuda")
+        yield f"integers, T = {timesteps}", lambda runner=runner: runner.run(x)  # type: ignore[misc]
+    if data is not None:
+        early = with_exits(net, data)
+        yield "integers, early exit", lambda: early.run(x, "cuda", exit=True)
+
+
+def _float(module: nn.Module, x: np.ndarray[Any, Any]) -> Call:
     pinned = torch.from_numpy(x).pin_memory()
 
     @torch.no_grad()
@@ -214,8 +251,9 @@ def tune(net: Network, _: str | None) -> None:
 PARTS: dict[str, Callable[[Network, str | None], None]] = {
     "check": check,
     "speed": speed,
-    "rivals": rivals,
+    "rivals": show_rivals,
     "exits": show_exits,
+    "energy": energy,
     "layers": show_layers,
     "tune": tune,
 }

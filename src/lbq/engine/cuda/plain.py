@@ -35,10 +35,20 @@ def matrices(synapse: Synapse, device: torch.device) -> Tensor:
 
 def convolve(synapse: Synapse, weights: Tensor, x: Tensor) -> Tensor:
     """Currents `[N, O, OH, OW]`, of the type of the weights."""
-    s = synapse
-    columns = F.unfold(x.to(weights.dtype), s.weight.shape[2:], s.dilation, s.padding, s.stride)
-    columns = columns.reshape(len(x), s.groups, -1, columns.shape[-1])
-    return torch.matmul(weights, columns).reshape(len(x), *s.out_shape)
+    taps = _taps(synapse, x.to(weights.dtype))
+    columns = taps.reshape(len(x), synapse.groups, weights.shape[2], -1)
+    return torch.matmul(weights, columns).reshape(len(x), *synapse.out_shape)
+
+
+def _taps(synapse: Synapse, x: Tensor) -> Tensor:
+    """What each tap of the kernel reads at each position, as a view `[N, C, kh, kw, OH, OW]`. Torch's unfold would launch a
+    kernel for every image."""
+    (down, right), (step_y, step_x) = synapse.padding, synapse.stride
+    padded = F.pad(x, (right, right, down, down))
+    image, channel, row, column = padded.stride()
+    size = (*x.shape[:2], *synapse.weight.shape[2:], *synapse.out_shape[1:])
+    dilated = row * synapse.dilation[0], column * synapse.dilation[1]
+    return padded.as_strided(size, (image, channel, *dilated, row * step_y, column * step_x))
 
 
 def pooled(x: Tensor, pools: Sequence[Pool]) -> Tensor:
