@@ -28,10 +28,10 @@ from lbq.errors import ConfigError, GraphError
 from lbq.graph import INPUT, Graph, Synapse
 from lbq.graph.integer import LARGEST_PIXEL
 from lbq.graph.quantise import STEM_BITS, UNIT_BITS_BELOW_STEP, largest_weight
-from lbq.neuron import SpikingNeuron
 from lbq.neuron.base import neurons_of
 
 WEIGHTED = (nn.Conv1d, nn.Conv2d, nn.Linear)
+HIDDEN = 2.0**100  # times a weight that a gain of 0 hides: a whole number, which rounding leaves
 PART = re.compile(r"\.part\d+$")  # ends the name of a synapse that reads one of several joined tensors
 
 
@@ -39,9 +39,11 @@ PART = re.compile(r"\.part\d+$")  # ends the name of a synapse that reads one of
 class _Read:
     """A weight, or the part of it from the input `first` on, that reads one source, with what deployment multiplies into it.
 
-    factor: of pools and numbers. channels: so many neighbouring ones of the source are added up before.
+    layer: the neuron that it leads to. factor: of pools and numbers. channels: so many neighbouring ones of the source are
+    added up before.
     """
 
+    layer: str
     weight: nn.Parameter
     first: int
     shape: tuple[int, ...]
@@ -51,10 +53,21 @@ class _Read:
     source: str
     channels: int
 
+    @property
+    def outputs(self) -> int:
+        return self.shape[0]
+
     def taken(self) -> Tensor:
-        """`[O, I / groups, kh, kw]` in float64, in which deployment computes."""
-        size = math.prod(self.shape[1:])
-        return self.weight.detach().flatten(1)[:, self.first : self.first + size].reshape(self.shape).double()
+        """As it lies in memory if it is the whole weight, else `[O, I / groups, kh, kw]`."""
+        size, weight = math.prod(self.shape[1:]), self.weight.detach()
+        if size * self.outputs == weight.numel():
+            return weight
+        return weight.flatten(1)[:, self.first : self.first + size].reshape(self.shape)
+
+    def by_input(self, scale: Tensor) -> Tensor:
+        """The scale of each channel of the source, as the weight reads them: `[O, I / groups, 1, 1]`."""
+        by_group = scale[:: self.channels].reshape(self.groups, -1)
+        return _repeated(by_group, self.outputs // self.groups)[:, :, None, None]
 
 
 class WeightRounding:
@@ -92,7 +105,7 @@ class WeightRounding:
             name: tuple(self.modules[norm] for norm, read in norms.items() if name in read)
             for name in {synapse for read in norms.values() for synapse in read}
         }
-        self.reads: dict[str, list[_Read]] = {}  # by the neuron that they lead to
+        self.reads: list[_Read] = []  # those that lead to one neuron lie together
         copied = {s.copy_of for s in self.graph.synapses}
         for layer in self.graph.layers:
             if layer.neuron is None:
@@ -103,16 +116,38 @@ class WeightRounding:
                     f"layer {twice.copy_of or twice.name!r} reads a sum of levels, or several layers read its current, and it "
                     "would have weights for each: put a neuron behind the sum (as networks without -sew and -membrane do)"
                 )
-            if convs:
-                self.reads[layer.name] = self._reads_of(convs)
-        self.weights: list[Tensor] = list(
-            {id(read.weight): read.weight for reads in self.reads.values() for read in reads}.values()
-        )
-        if all(map(_reads_input, self.reads.values())):
+            self.reads += self._reads_of(layer.name, convs)
+        self.weights: list[Tensor] = list({id(read.weight): read.weight for read in self.reads}.values())
+        first = {read.layer for read in self.reads if read.source == INPUT}
+        if all(read.layer in first for read in self.reads):
             raise GraphError("no layer lies between neurons: the first has 8 bits in any case, the readout 16")
+        self._lay_out(first, like)
 
-    def _reads_of(self, convs: list[Synapse]) -> list[_Read]:
-        """What leads to one layer."""
+    def _lay_out(self, first: set[str], like: Tensor) -> None:
+        """Constants of all reads as one vector, a number for each of their outputs. So a few launches on a GPU do for all.
+
+        first: the layers that read the input.
+        """
+        sizes = [read.outputs for read in self.reads]
+        bits = [max(self.bits, STEM_BITS) if read.layer in first else self.bits for read in self.reads]
+        finest = [
+            (LARGEST_PIXEL if read.layer in first else 1) * 2 ** (b + UNIT_BITS_BELOW_STEP)
+            for read, b in zip(self.reads, bits, strict=True)
+        ]
+
+        def spread(numbers: Iterable[float]) -> Tensor:
+            return torch.cat([like.new_full((size,), number) for size, number in zip(sizes, numbers, strict=True)])
+
+        self.sizes, self.read_of = sizes, spread(range(len(sizes))).long()
+        self.most, self.finest = spread(map(largest_weight, bits)), spread(finest)
+        gains = [self.neurons[read.layer].gain for read in self.reads]
+        constant = [1.0 if isinstance(gain, Tensor) else gain for gain in gains]  # learned ones are not constant
+        self.constant = spread(read.factor * gain for read, gain in zip(self.reads, constant, strict=True))
+        self.one = self.weights[0].new_ones(max(sizes))
+        most_norms = max(len(read.norms) for read in self.reads)
+        self.epsilons = [spread(_nth(read, i, "eps", 0.0) for read in self.reads) for i in range(most_norms)]
+
+    def _reads_of(self, layer: str, convs: list[Synapse]) -> list[_Read]:
         reads: list[_Read] = []
         for s in convs:
             name = s.name if s.name in self.modules else PART.sub("", s.name)
@@ -124,16 +159,15 @@ class WeightRounding:
             before = sum(math.prod(read.shape[1:]) for read in reads if read.weight is weight)
             channels = math.prod(pool.channels for pool in s.pools)
             factor, norms = float(s.weight.flat[0]), self.norms_behind.get(s.name, ())
-            reads.append(_Read(weight, before, s.weight.shape, s.groups, factor, norms, s.source, channels))
+            reads.append(_Read(layer, weight, before, s.weight.shape, s.groups, factor, norms, s.source, channels))
         return reads
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Within the context, the weights are rounded; then they are what they were."""
         with torch.no_grad():
-            before, after = [weight.clone() for weight in self.weights], self.rounded_weights()
-            for weight, value in zip(self.weights, after, strict=True):
-                weight.copy_(value)
+            before = [weight.clone() for weight in self.weights]
+            torch._foreach_copy_(self.weights, self.rounded_weights())
         try:
             yield
         finally:
@@ -142,44 +176,69 @@ class WeightRounding:
 
     @torch.no_grad()
     def rounded_weights(self) -> list[Tensor]:
-        """What each of `weights` is rounded to. All is computed on the device, so that a CUDA graph can record it."""
+        """What each of `weights` is rounded to. All is computed on the device, so that a CUDA graph can record it, and in
+        float64, as in deployment."""
+        steps = {name: self.neurons[name].step for name in self.neurons}
+        scales = {source: self._scale(source, steps) for source in {read.source for read in self.reads}}
+        factor = self._factors(scales)
+        inputs = [read.by_input(s.double()) if (s := scales[read.source]).dim() else None for read in self.reads]
+        taken = [
+            read.taken() if scale is None else read.taken().reshape(read.shape) * scale
+            for read, scale in zip(self.reads, inputs, strict=True)
+        ]
+        heaviest = torch.cat([_heaviest(weight) for weight in taken]).double() * factor.abs()
+        least = self._spread([steps[read.layer] for read in self.reads]) / self.finest
+        unit = torch.maximum(self._of_layers(heaviest) / self.most, least)
+        ratio = torch.where(factor == 0, HIDDEN, factor / unit)
         parts: dict[int, list[Tensor]] = {}
-        for name, reads in self.reads.items():
-            neuron, pixels = self.neurons[name], _reads_input(reads)
-            bits = max(self.bits, STEM_BITS) if pixels else self.bits
-            most, finest = largest_weight(bits), (LARGEST_PIXEL if pixels else 1) * 2 ** (bits + UNIT_BITS_BELOW_STEP)
-            taken, factors = [read.taken() for read in reads], [self._factor(neuron, read) for read in reads]
-            heaviest = torch.stack(
-                [(w * f).abs().flatten(1).amax(1) for w, f in zip(taken, factors, strict=True)]
-            ).amax(0)
-            unit = torch.maximum(heaviest / most, neuron.step.double() / finest).reshape(-1, 1, 1, 1)
-            for read, weight, factor in zip(reads, taken, factors, strict=True):
-                whole = (weight * factor / unit).round().clamp(-most, most)
-                value = torch.where(factor == 0, weight, whole * unit / factor)  # a gain of 0 hides any weight
-                parts.setdefault(id(read.weight), []).append(value.flatten(1))
-        return [torch.cat(parts[id(weight)], 1).reshape(weight.shape) for weight in self.weights]
+        for read, weight, scale, up in zip(self.reads, taken, inputs, ratio.split(self.sizes), strict=True):
+            up = up.reshape(-1, *[1] * (weight.dim() - 1))
+            whole = torch.mul(weight, up).round_()
+            out = torch.empty_like(weight, dtype=read.weight.dtype)
+            parts.setdefault(id(read.weight), []).append(torch.div(whole, up if scale is None else up * scale, out=out))
+        return [_joined(parts[id(weight)], weight) for weight in self.weights]
 
-    def _factor(self, neuron: SpikingNeuron, read: _Read) -> Tensor:
-        """What deployment multiplies a weight by: `[O, 1 or I / groups, 1, 1]`."""
-        outputs = read.weight.new_full((read.shape[0],), read.factor, dtype=torch.float64) * neuron.gain
-        for norm in read.norms:
-            outputs = outputs / (norm.running_var.double() + norm.eps).sqrt()
-            outputs = outputs if norm.weight is None else outputs * norm.weight.double()
-        inputs = self._scale(read.source).double()
-        if inputs.dim():
-            by_group = inputs[:: read.channels].reshape(read.groups, -1)
-            inputs = _repeated(by_group, read.shape[0] // read.groups)[:, :, None, None]
-        return outputs.reshape(-1, 1, 1, 1) * inputs
+    def _factors(self, scales: dict[str, Tensor]) -> Tensor:
+        """What deployment multiplies the weights of each output by, but for scales of single channels of a source."""
+        numbers = [self.one[0] if (scale := scales[read.source]).dim() else scale for read in self.reads]
+        learned = [self.neurons[read.layer].gain for read in self.reads]
+        numbers = [n * gain if isinstance(gain, Tensor) else n for n, gain in zip(numbers, learned, strict=True)]
+        factor = self.constant * self._spread(numbers)
+        for i, epsilon in enumerate(self.epsilons):
+            factor = factor / (self._norms(i, "running_var") + epsilon).sqrt() * self._norms(i, "weight")
+        return factor
 
-    def _scale(self, source: str) -> Tensor:
+    def _norms(self, number: int, name: str) -> Tensor:
+        """A value of each read's BatchNorm of that number, as one vector; 1 where there is none."""
+        values = [_nth(read, number, name, None) for read in self.reads]
+        ones = [self.one[:size] for size in self.sizes]
+        return torch.cat([one if v is None else v for v, one in zip(values, ones, strict=True)]).double()
+
+    def _spread(self, values: list[Tensor]) -> Tensor:
+        """A value of each read, or one of each of its outputs, as one vector."""
+        if not any(value.dim() for value in values):
+            return torch.stack(values).double()[self.read_of]
+        return torch.cat([value.expand(size) for value, size in zip(values, self.sizes, strict=True)]).double()
+
+    def _of_layers(self, values: Tensor) -> Tensor:
+        """The largest value over all reads of a layer, for each of them."""
+        parts: dict[str, list[Tensor]] = {}
+        for read, part in zip(self.reads, values.split(self.sizes), strict=True):
+            parts.setdefault(read.layer, []).append(part)
+        if len(parts) == len(self.reads):
+            return values
+        largest = {name: torch.stack(of).amax(0) if len(of) > 1 else of[0] for name, of in parts.items()}
+        return torch.cat([largest[read.layer] for read in self.reads])
+
+    def _scale(self, source: str, steps: dict[str, Tensor]) -> Tensor:
         """The value of a pixel, or of a level of a layer or a gate, as `lbq.graph.rewrites.scale_of` has it."""
         if source == INPUT:
             return self.pixel
         gate = next((gate for gate in self.graph.gates if gate.name == source), None)
         if gate is None:
-            neuron = self.neurons[source]
-            return neuron.step if neuron.scale is None else neuron.scale
-        factor, scale = self._scale(gate.factor), self._scale(gate.source)
+            scale = self.neurons[source].scale
+            return steps[source] if scale is None else scale
+        factor, scale = self._scale(gate.factor, steps), self._scale(gate.source, steps)
         return _repeated(factor, gate.shape[0] // len(factor)) * scale if factor.dim() else factor * scale
 
 
@@ -188,8 +247,20 @@ def _repeated(values: Tensor, times: int) -> Tensor:
     return values.unsqueeze(1).expand(-1, times, *values.shape[1:]).flatten(0, 1)
 
 
-def _reads_input(reads: Iterable[_Read]) -> bool:
-    return any(read.source == INPUT for read in reads)
+def _heaviest(weight: Tensor) -> Tensor:
+    """The largest size of a weight of each output, in one pass."""
+    return torch.linalg.vector_norm(weight, math.inf, dim=tuple(range(1, weight.dim())))
+
+
+def _nth(read: _Read, number: int, name: str, default: Any) -> Any:
+    """A value of the read's BatchNorm of that number, or the default."""
+    return getattr(read.norms[number], name) if number < len(read.norms) else default
+
+
+def _joined(parts: list[Tensor], weight: Tensor) -> Tensor:
+    if len(parts) == 1:
+        return parts[0].reshape(weight.shape)
+    return torch.cat([part.flatten(1) for part in parts], 1).reshape(weight.shape)
 
 
 @torch.no_grad()
