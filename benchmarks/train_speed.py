@@ -4,8 +4,8 @@
 
 Parts: `steps` (T = 1, 2, 4 at batch 256, and batch 64), `line` (the same ANN, eager and compiled: what a timestep should
 cost), `scaling` (batch and T), `neurons` (the baselines), `kernels` (the neuron's kernels against a copy), `start` (a new
-process to its first step), `profile` (where the time goes), `rivals` (SpikingJelly, where installed). Without a part, all
-of them.
+process to its first step), `profile` (where the time goes), `rivals` (SpikingJelly, where installed), `transformers`
+(spikformer4x384, its ANN, and SpikingJelly's Spikformer of the same size). Without a part, all of them.
 
 A step is forward, backward and SGD in bfloat16 and channels_last, on a batch that is already on the GPU; figures are medians
 over windows of steps. No accuracy is measured here.
@@ -25,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -41,6 +40,7 @@ from lbq.runs.run_folder import environment
 from lbq.training.trainer import Trainer
 
 MODEL, BATCH = "resnet20w128", 256
+TRANSFORMER, TRANSFORMER_BATCH = "spikformer4x384", 128
 DEVICE = torch.device("cuda")
 Step = Callable[[], None]
 RESULTS: dict[str, Any] = {}
@@ -68,10 +68,10 @@ class OneBatch:
         yield self.batch
 
 
-def trained(neuron: str, timesteps: int, batch: int, graph: bool = True, **train: Any) -> Step:
+def trained(neuron: str, timesteps: int, batch: int, graph: bool = True, model: str = MODEL, **train: Any) -> Step:
     """A step of this package's trainer. train: further settings of it."""
     tree = {
-        "model": {"id": MODEL, "in_channels": 3, "timesteps": timesteps},
+        "model": {"id": model, "in_channels": 3, "timesteps": timesteps},
         "neuron": {"name": neuron},
         "train": {
             "epochs": 1,
@@ -105,8 +105,8 @@ def plain(net: nn.Module, batch: int, layout: torch.memory_format = torch.channe
     return step
 
 
-def ann() -> nn.Module:
-    return models.create(MODEL, timesteps=1, neuron="relu")
+def ann(model: str = MODEL) -> nn.Module:
+    return models.create(model, timesteps=1, neuron="relu")
 
 
 def measure(step: Step, images: int, warm: int = 8, windows: int = 5, steps: int = 12) -> float:
@@ -276,37 +276,79 @@ def rivals() -> None:
     if importlib.util.find_spec("spikingjelly") is None:
         print("SpikingJelly is not installed: left out")
         return
-    import spikingjelly  # type: ignore[import-not-found]
-    from spikingjelly.activation_based import functional, neuron, surrogate  # type: ignore[import-not-found]
+    from spikingjelly.activation_based import neuron, surrogate  # type: ignore[import-not-found]
 
     if not hasattr(neuron, "ILIFNode"):
         print("SpikingJelly's I-LIF came with version 2: left out")
         return
 
-    def make(backend: str) -> nn.Module:
-        more = {"backend": backend} if backend != "torch" else {}
-        counts = surrogate.MultiLevelSpikeCount(5)
-        node: nn.Module = neuron.ILIFNode(surrogate_function=counts, step_mode="m", **more)
+    def make() -> nn.Module:
+        node: nn.Module = neuron.ILIFNode(surrogate_function=surrogate.MultiLevelSpikeCount(5), step_mode="m")
         return node
 
-    RESULTS["spikingjelly"] = version = getattr(spikingjelly, "__version__", metadata.version("spikingjelly"))
-    backends = [
-        name for name in ("torch", "triton") if name in getattr(make("torch"), "supported_backends", ("torch",))
-    ]
-    layouts = ((torch.contiguous_format, "NCHW"), (torch.channels_last, "channels_last"))
-    for backend, (layout, name) in itertools.product(backends, layouts):
-        net = models.create(MODEL, timesteps=2, neuron=partial(make, backend))
-        step = plain(net, BATCH, layout)
-
-        def reset_and_step(net: nn.Module = net, step: Step = step) -> None:
-            functional.reset_net(net)
-            step()
-
-        label = f"SpikingJelly {version} I-LIF, {backend} backend, {name}, T=2 batch {BATCH}"
-        show(label, measure(reset_and_step, BATCH))
+    RESULTS["spikingjelly"] = version = metadata.version("spikingjelly")
+    for name, layout, compiled in WAYS:
+        net = models.create(MODEL, timesteps=2, neuron=make)
+        show_rival(f"SpikingJelly {version} I-LIF, {name}, T=2 batch {BATCH}", net, BATCH, layout, compiled)
 
 
-PARTS = {p.__name__: p for p in (line, steps, scaling, neurons, kernels, start, profile, rivals)}
+WAYS = (  # in which SpikingJelly's networks run; from version 2 on it chooses the backend of its neurons by itself
+    ("NCHW", torch.contiguous_format, False),
+    ("channels_last", torch.channels_last, False),
+    ("NCHW, torch.compile", torch.contiguous_format, True),
+)
+
+
+def show_rival(label: str, net: nn.Module, batch: int, layout: torch.memory_format, compiled: bool) -> None:
+    try:
+        step = plain(torch.compile(net) if compiled else net, batch, layout)  # type: ignore[arg-type]
+        show(label, measure(from_rest(net, step), batch))
+    except Exception as error:  # what this machine or this version cannot do
+        print(f"{label}: {type(error).__name__} {str(error)[:100]!r}", flush=True)
+
+
+def from_rest(net: nn.Module, step: Step) -> Step:
+    """A step of a network of SpikingJelly's, whose neurons keep their state until they are reset."""
+    from spikingjelly.activation_based import functional  # type: ignore[import-not-found]
+
+    def reset_and_step() -> None:
+        functional.reset_net(net)
+        step()
+
+    return reset_and_step
+
+
+class MeanOverTime(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).mean(0)  # type: ignore[no-any-return]
+
+
+def transformers() -> None:
+    batch, end = TRANSFORMER_BATCH, f"batch {TRANSFORMER_BATCH}"
+    with choose.use("reference"):
+        compiled = plain(torch.compile(ann(TRANSFORMER)), batch)  # type: ignore[arg-type]
+        once = show(f"{TRANSFORMER} ANN torch.compile, {end}", measure(compiled, batch))
+    for neuron, timesteps in (("lbq", 1), ("lbq", 2), ("lbq", 4), ("lif", 4), ("relu", 1)):
+        rate = measure(trained(neuron, timesteps, batch, model=TRANSFORMER), batch)
+        show(f"{TRANSFORMER} {neuron} T={timesteps} {end}", rate)
+        show("  a timestep over the compiled ANN's pass", once / rate / timesteps, "times")
+    if importlib.util.find_spec("spikingjelly") is None:
+        print("SpikingJelly is not installed: left out")
+        return
+    from spikingjelly.activation_based.model.spikformer import spikformer_cifar10  # type: ignore[import-not-found]
+
+    version = metadata.version("spikingjelly")
+    for timesteps, (name, layout, is_compiled) in itertools.product((2, 4), WAYS):
+        net = MeanOverTime(spikformer_cifar10(T=timesteps))
+        label = f"SpikingJelly {version} Spikformer, {name}, T={timesteps} {end}"
+        show_rival(label, net, batch, layout, is_compiled)
+
+
+PARTS = {p.__name__: p for p in (line, steps, scaling, neurons, kernels, start, profile, rivals, transformers)}
 
 
 def main() -> None:
