@@ -197,7 +197,9 @@ def test_wrong_calls_say_what_to_do(net: Network, images: Ints) -> None:
         plain.run(images, exit=True)
     with pytest.raises(LbqError, match="run with exit=False for a trace"):
         net.run(images, trace=True, exit=True)
-    with pytest.raises(LbqError, match=r"^shares must be 1 numbers from 0 to 1, got \[0.1, 0.2\]"):
+    with pytest.raises(
+        LbqError, match=r"^give 1 share from 0 to 1, one for each timestep but the last, got \[0.1, 0.2\]"
+    ):
         plain.with_exits(images, (0.1, 0.2), "x")
     with pytest.raises(DataError, match="on training images in memory, such as CIFAR's, not on an unnamed dataset"):
         calibration_images(plain.network, None, 5)

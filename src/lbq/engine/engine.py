@@ -136,8 +136,10 @@ class Network:
         the file what they were.
         """
         exits.check(self.network)
-        if len(shares) != self.network.timesteps - 1 or not all(0 <= share <= 1 for share in shares):
-            raise LbqError(f"shares must be {self.network.timesteps - 1} numbers from 0 to 1, got {list(shares)}")
+        count = self.network.timesteps - 1
+        if len(shares) != count or not all(0 <= share <= 1 for share in shares):
+            asked = f"{count} share{'s' * (count > 1)} from 0 to 1, one for each timestep but the last"
+            raise LbqError(f"give {asked}, got {list(shares)}")
         stages = self.stages()
         chosen = exits.choose(
             self.network,

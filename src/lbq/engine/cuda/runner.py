@@ -237,7 +237,8 @@ class _Piece:
                 self.made[gate.name, ()] = _Levels(tensor=plain.gated(*operands))
             if on_levels is not None and layer.neuron is not None:
                 shown = levels.plain().reshape(net.timesteps, self.images, *layer.shape)[:, :count]
-                on_levels(layer.name, shown.cpu().numpy().astype(layer.neuron.dtype))
+                kind = torch.int8 if layer.neuron.signed else torch.uint8
+                on_levels(layer.name, shown.to(kind).cpu().numpy())
             self.made = {key: value for key, value in self.made.items() if self.last_reader.get(key[0], -1) > number}
         return self._readout()
 
