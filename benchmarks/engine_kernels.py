@@ -193,9 +193,9 @@ def compare_networks(net: engine.Network, images: NDArray[np.uint8], seconds: fl
     times: dict[str, list[float]] = {name: [] for name in nets}
     for _ in range(max(round(60 * seconds), 3)):
         for name, each in nets.items():
-            start = time.thread_time()
+            start = time.process_time()
             each.run(images, name.split()[0])  # type: ignore[arg-type]
-            times[name].append(1e3 * (time.thread_time() - start) / len(images))
+            times[name].append(1e3 * (time.process_time() - start) / len(images))
     ratios = {name: float(np.median(np.divide(times["bitplane"], ms))) for name, ms in times.items()}
     for name, ms in times.items():
         print(f"{name:20} {min(ms):6.2f} ms an image ({ratios[name]:.2f} x), {dict(chosen[name])}")

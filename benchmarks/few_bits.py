@@ -65,9 +65,9 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in nets}
         for _ in range(options.turns):
             for name, net in nets.items():
-                start = time.thread_time()
+                start = time.process_time()
                 net.run(images, method, threads=1)  # type: ignore[arg-type]
-                times[name].append(1e3 * (time.thread_time() - start) / len(images))
+                times[name].append(1e3 * (time.process_time() - start) / len(images))
         ratio, ms = np.median(np.divide(times["eight"], times["few"])), (min(t) for t in times.values())
         print(
             f"{method:9}{ratio:6.2f} times as fast as by the kernels for 8 bits ({' and '.join(f'{t:.2f}' for t in ms)} ms)"

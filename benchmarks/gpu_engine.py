@@ -5,9 +5,9 @@
 Parts: `check` (all levels of 64 random images against the dense engine of the CPU; with --data of the test images too),
 `speed` (images a second from uint8 images in the host's memory to logits there, at several batches), `rivals` (the float
 network and its ANN in bfloat16, as they are and under torch.compile, and an int8 ANN on the same kernels), `exits` (the test
-images with early exit, by the margin of docs/explanation/engines.md; needs --data), `energy` (joules an image by the card's
-counter, of all these), `layers` (time and operations a second of every layer), `tune` (the same for other tiles). Without a
-part, the first two.
+images with early exit, by a margin that lets 0.2 % of training images go on; needs --data), `energy` (joules an image by the
+card's counter, of all these), `layers` (time and operations a second of every layer), `tune` (the same for other tiles).
+Without a part, the first two.
 
 Figures are medians over five windows of at least two seconds; compilation and the recording of CUDA graphs are left out.
 """
@@ -41,7 +41,7 @@ from lbq.native import choose
 
 BATCHES = (1, 8, 64, 1024)
 WINDOWS, SECONDS = 5, 2.0
-SHARE_GOING_ON, CALIBRATION_IMAGES = 0.002, 5000  # of docs/explanation/engines.md
+SHARE_GOING_ON, CALIBRATION_IMAGES = 0.002, 5000
 RESULTS: dict[str, Any] = {}
 Call = Callable[[], object]
 
