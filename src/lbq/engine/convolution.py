@@ -65,7 +65,7 @@ class Counts:
 
 def plane_counts(counted: NDArray[np.int64], backend: Backend, horner_shifts: int) -> Counts:
     """Counts of a call by planes; counted: its accumulations, formations, shifts, active inputs and additions."""
-    added, formed, shifted, active, additions = map(int, counted)
+    added, formed, shifted, active, additions = counted.tolist()
     explicit = shifted if backend == "explicit" else 0
     return Counts(added, formed, explicit, horner_shifts if backend == "horner" else 0, active, additions=additions)
 

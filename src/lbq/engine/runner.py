@@ -39,6 +39,8 @@ class Runner(Program):
         super().__init__(network, carried)
         widest = max(layer.units for layer in network.layers) * network.timesteps
         self.images_per_piece = max(NEURON_STEPS_PER_PIECE // widest, 1)
+        products = len(network.gates) + sum(len(layer.matmuls) for layer in network.layers)
+        self.to_choose = len(self.prepared) + len(self.heads) + products
         self._spaces: list[Workspace] = []
         self._choices: dict[tuple[EngineName, bool, bool], tuple[dict[str, Choice], int]] = {}
         self._lock = threading.Lock()
@@ -98,18 +100,14 @@ class Runner(Program):
             if seen >= IMAGES_PER_CHOICE:
                 choices, seen = {}, 0
             self._choices[key] = choices, seen + images
-        return choices, self._all_made(choices)
-
-    def _all_made(self, choices: dict[str, Choice]) -> bool:
-        products = len(self.network.gates) + sum(len(layer.matmuls) for layer in self.network.layers)
-        return len(choices) == len(self.prepared) + len(self.heads) + products
+        return choices, len(choices) == self.to_choose
 
     def _execute(
         self, execution: Execution, x: NDArray[np.uint8]
     ) -> tuple[NDArray[np.int64], dict[str, Callable[[], Counts]]]:
         """Logits and counters of some images: by the recording of an equal execution, or by one that is then recorded."""
         choices, recordings = execution.choices, execution.space.recordings
-        if execution.watch is not None or not execution.by_library or not self._all_made(choices):
+        if execution.watch is not None or not execution.by_library or len(choices) < self.to_choose:
             return execution.run(x), execution.counted  # choices are still to be made, or NumPy takes part
         kernels = ((choice.kernel, choice.method) for choice in choices.values())
         key = (execution.engine, execution.backend, x.shape, isa(), *kernels)

@@ -1,5 +1,5 @@
-/* The template of neuron.c: see there. A tile is LANES channels of one site, or where registers are small TOGETHER times as
- * many, for all timesteps in registers. */
+/* The template of neuron.c: see there. A tile is LANES channels of one site, or where there are many registers TOGETHER times
+ * as many, for all timesteps in registers. */
 #include <string.h>
 #if defined(LBQ_FOR_AVX512) || defined(LBQ_FOR_AVX2)
 #include <immintrin.h>
@@ -10,7 +10,7 @@
 #include "isa.h"
 #include "neuron_sets.h"
 
-#if defined(LBQ_FOR_NEON)
+#if defined(LBQ_FOR_NEON) || defined(LBQ_FOR_AVX512)
 #define TOGETHER 4
 #else
 #define TOGETHER 1
