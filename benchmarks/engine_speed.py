@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -157,7 +158,7 @@ def _biased(execution: Execution, layer: IntegerLayer, active: float) -> Integer
 
     for _ in range(14):
         middle = (low + high) / 2
-        execution.runner.neurons[layer.name] = LayerNeurons(moved(middle))
+        execution.program.neurons[layer.name] = LayerNeurons(moved(middle))
         execution._layer(layer)
         share = execution.activity[layer.name]().active / execution.levels[layer.name].size
         low, high = (middle, high) if share < active else (low, middle)
@@ -200,7 +201,8 @@ def compare(
         )
     methods = [choice.method for choice in net.run(images[0]).choices.values()]
     found["planes"] = methods.count("bitplane")
-    print(f"  auto runs {methods.count('bitplane')} of {len(methods)} synapses by planes, the others densely")
+    counted = ", ".join(f"{count} by {method}" for method, count in Counter(methods).most_common())
+    print(f"  of {len(methods)} synapses auto runs {counted}")
     return found
 
 
