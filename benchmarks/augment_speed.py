@@ -53,7 +53,6 @@ def main(batch: int) -> None:
     plain = ImageAugment(4, True, None, 16, MEAN, STD)
     rows: dict[str, Callable[[int], object]] = {
         "whole pipeline": lambda step: whole(x, index, 0, step),
-        "whole pipeline, bfloat16": lambda step: whole(x, index, 0, step, torch.bfloat16),
         "without AutoAugment": lambda step: plain(x, index, 0, step),
     }
     for policy in POLICIES:

@@ -318,7 +318,7 @@ def two_processes(path: Path, repeats: int) -> float:
 def sweeps(base: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> dict[str, Any]:
     """Milliseconds per image, one thread: by planes and densely, against the share of active neurons, N_max and T."""
     few = images[:2]
-    points = {
+    points: dict[str, dict[Any, IntegerNetwork]] = {
         "active": {share: at_density(base, few, share) for share in (0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.6)},
         "N_max, 18 % active": {n: at_density(base, few, 0.18, n) for n in (1, 2, 5, 10, 20, 50)},
         "T, 18 % active": {t: at_density(replace(base, timesteps=t), few, 0.18) for t in (1, 2, 4, 8)},

@@ -55,7 +55,7 @@ class Folded(torch.nn.Module):
         self.net = net
         for module in list(net.modules()):
             for conv, bn in (("conv1", "bn1"), ("conv2", "bn2"), ("0", "1")):
-                pair = getattr(module, conv, None), getattr(module, bn, None)
+                pair: Any = getattr(module, conv, None), getattr(module, bn, None)
                 if isinstance(pair[0], torch.nn.Conv2d) and isinstance(pair[1], torch.nn.BatchNorm2d):
                     setattr(module, conv, fuse_conv_bn_eval(*pair))
                     setattr(module, bn, torch.nn.Identity())
@@ -73,8 +73,9 @@ class Folded(torch.nn.Module):
 
 class _Writer:
     def __init__(self, network: IntegerNetwork, exact: bool) -> None:
-        self.network, self.exact, self.nodes, self.constants = network, exact, [], []
-        self.count = 0
+        self.network, self.exact, self.count = network, exact, 0
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
         self.count += 1
