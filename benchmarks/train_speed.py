@@ -34,6 +34,7 @@ from torch.nn import functional as F
 
 from lbq import models
 from lbq.config import Config
+from lbq.data.dataset import Inputs
 from lbq.native import choose
 from lbq.neuron import BurstNeuron
 from lbq.runs.run_folder import environment
@@ -49,7 +50,8 @@ RESULTS: dict[str, Any] = {}
 class OneBatch:
     """A source that repeats one batch of random images."""
 
-    name, classes, shape, static, holdout_size, test_size = "random", 10, (3, 32, 32), True, 0, 0
+    inputs = Inputs("random", (3, 32, 32))
+    name, classes, shape, static, holdout_size, test_size = inputs.name, 10, inputs.shape, inputs.static, 0, 0
     about: ClassVar = {"dataset": "random"}
 
     def __init__(self, batch: int) -> None:
@@ -97,7 +99,7 @@ def plain(net: nn.Module, batch: int, layout: torch.memory_format = torch.channe
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
             loss = F.cross_entropy(net(x), labels)
         loss.backward()
         optimiser.step()
@@ -148,6 +150,8 @@ def steps() -> None:
     for timesteps in (1, 2, 4):
         priced = measure(trained("lbq", timesteps, BATCH, level_cost=0.5), BATCH)
         show(f"LBQ T={timesteps} batch {BATCH} with a price on levels", priced)
+    rounded = measure(trained("lbq", 1, BATCH, weight_bits=8), BATCH)
+    show(f"LBQ T=1 batch {BATCH} with weights rounded to 8 bits", rounded)
     show(f"LBQ T=2 batch {BATCH} without CUDA graph", measure(trained("lbq", 2, BATCH, graph=False), BATCH))
     show("LBQ T=2 batch 64", measure(trained("lbq", 2, 64), 64))
     with choose.use("reference"):

@@ -278,9 +278,10 @@ def _graph_of_factors(net: nn.Module, shape: InputShape, timesteps: int | None, 
 
 def rounding_of(config: Config, net: nn.Module, source: Source) -> Callable[[], AbstractContextManager[None]]:
     """The context in which weights are rounded as `train.weight_bits` says; where it says no rounding, one of nothing."""
-    bits, reads = config.train.weight_bits, source.inputs
+    bits = config.train.weight_bits
     if not bits:
         return nullcontext
+    reads = source.inputs
     steps, scale = config.model.timesteps, reads.scale if reads.mean else 1
     try:
         return WeightRounding(
