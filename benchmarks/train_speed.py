@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -286,17 +287,22 @@ def rivals() -> None:
         print("SpikingJelly's I-LIF came with version 2: left out")
         return
 
-    def make() -> nn.Module:
-        node: nn.Module = neuron.ILIFNode(surrogate_function=surrogate.MultiLevelSpikeCount(5), step_mode="m")
+    def make(**backend: str) -> nn.Module:
+        counts = surrogate.MultiLevelSpikeCount(5)
+        node: nn.Module = neuron.ILIFNode(surrogate_function=counts, step_mode="m", **backend)
         return node
 
     RESULTS["spikingjelly"] = version = metadata.version("spikingjelly")
-    for name, layout, compiled in WAYS:
-        net = models.create(MODEL, timesteps=2, neuron=make)
-        show_rival(f"SpikingJelly {version} I-LIF, {name}, T=2 batch {BATCH}", net, BATCH, layout, compiled)
+    names = getattr(make(), "supported_backends", ())  # where there are none, the package chooses by itself
+    backends: list[dict[str, str]] = [{"backend": name} for name in names] or [{}]
+    for backend, (name, layout, compiled) in itertools.product(backends, WAYS):
+        net = models.create(MODEL, timesteps=2, neuron=partial(make, **backend))
+        chosen = f"{backend['backend']} backend" if backend else "its own choice of backend"
+        label = f"SpikingJelly {version} I-LIF, {chosen}, {name}, T=2 batch {BATCH}"
+        show_rival(label, net, BATCH, layout, compiled)
 
 
-WAYS = (  # in which SpikingJelly's networks run; from version 2 on it chooses the backend of its neurons by itself
+WAYS = (  # in which SpikingJelly's networks run
     ("NCHW", torch.contiguous_format, False),
     ("channels_last", torch.channels_last, False),
     ("NCHW, torch.compile", torch.contiguous_format, True),

@@ -99,14 +99,17 @@ class Prepared:
             rows = rows_by_pair(levels, self.timesteps, self.synapse.weight[0, 0].size)
             self.lists = chosen_lists(rows, self.largest)
             by_lists.append("pairs")
-        times = self._timed([*by_lists, "dense"], levels)
+        turn: list[Method] = [
+            method for each in by_lists for method in (each, "dense")
+        ]  # lists with equally cold caches
+        times = self._timed(turn, levels)
         self.native.keep(min(times, key=times.__getitem__))
         if "pairs" in times:
             self.gain = times["bitplane"] / times["pairs"]
         return max(density, 1e-4) * times["dense"] / min(times[method] for method in by_lists)
 
     def _timed(self, methods: list[Method], levels: Integers) -> dict[Method, float]:
-        """Seconds of each method, the best of some runs, taking turns: clocks change from one moment to the next."""
+        """Seconds of each method, the best of some turns: clocks change from one moment to the next."""
         given: dict[str, Any] = {"largest": self.largest, "timesteps": self.timesteps, "lists": self.lists}
         times, out = dict.fromkeys(methods, float("inf")), None
         for run, method in product(range(1 + TIMED_RUNS), methods):

@@ -202,7 +202,9 @@ class WeightRounding:
         """What deployment multiplies the weights of each output by, but for scales of single channels of a source."""
         numbers = [self.one[0] if (scale := scales[read.source]).dim() else scale for read in self.reads]
         learned = [self.neurons[read.layer].gain for read in self.reads]
-        numbers = [n * gain if isinstance(gain, Tensor) else n for n, gain in zip(numbers, learned, strict=True)]
+        numbers = [
+            n.double() * gain if isinstance(gain, Tensor) else n for n, gain in zip(numbers, learned, strict=True)
+        ]
         factor = self.constant * self._spread(numbers)
         for i, epsilon in enumerate(self.epsilons):
             factor = factor / (self._norms(i, "running_var") + epsilon).sqrt() * self._norms(i, "weight")
