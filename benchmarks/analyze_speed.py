@@ -69,7 +69,7 @@ def main() -> None:
     source = open_source(config, device)
     precision = evaluation.PRECISIONS[config.train.precision]
     if device.type == "cuda":
-        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        net = net.to(memory_format=torch.channels_last)
 
     half = precision is not None and device.type == "cuda"
 

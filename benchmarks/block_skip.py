@@ -156,7 +156,7 @@ def main() -> None:
             lists = chosen_lists(rows_by_pair(levels, steps, 9), largest)
             conv, runs = PackedConv(s.weight, s.stride, s.padding), {}
             for method in NAMES[:3]:
-                step = conv.step(levels, method, largest=largest, timesteps=steps, lists=lists)  # type: ignore[arg-type]
+                step = conv.step(levels, method, largest=largest, timesteps=steps, lists=lists)
                 runs[method] = lambda step=step: (perform(step, 1), step.out)[1]
             runs["maddubs"] = kernel(lib.dense, levels, s.weight, largest, False)
             runs["blocks"] = kernel(lib.skip, levels, s.weight, largest, True)

@@ -155,18 +155,18 @@ def compare_pairs(model: Path, data: Path, seconds: float, out: Path | None) -> 
             wide = np.concatenate([weights, weights]) if outputs else weights
             conv = PackedConv(wide, synapse.stride, synapse.padding)
             for method in ("bitplane", "pairs"):
-                step = conv.step(x, method, largest=largest, timesteps=steps, lists=lists)  # type: ignore[arg-type]
-                runs[method + outputs] = lambda step=step: perform(step, 1)  # type: ignore[misc]
+                step = conv.step(x, method, largest=largest, timesteps=steps, lists=lists)
+                runs[method + outputs] = lambda step=step: perform(step, 1)
                 counted[method + outputs] = step
         times = best(seconds, runs, time.thread_time)
         assert np.array_equal(counted["pairs"].out, counted["bitplane"].out)
         total = stages.setdefault(synapse.name.split(".")[0], Counter())
-        total.update({"convolutions": 1, "lists": len(lists.pairs)})  # type: ignore[dict-item]
+        total.update({"convolutions": 1, "lists": len(lists.pairs)})
         for method in ("bitplane", "pairs"):
             total[f"{method} additions"] += counted[method].counts().additions // len(shown)
-            total[f"{method} ms"] += 1e3 * times[method] / len(shown)  # type: ignore[assignment]
+            total[f"{method} ms"] += 1e3 * times[method] / len(shown)
             building = max(2 * times[method] - times[f"{method} twice"], 0.0)
-            total[f"{method} lists ms"] += 1e3 * building / len(shown)  # type: ignore[assignment]
+            total[f"{method} lists ms"] += 1e3 * building / len(shown)
         print(f"{synapse.name:24} {len(lists.pairs):3} lists, {times['bitplane'] / times['pairs']:.2f} x planes")
     for name, t in stages.items():
         print(f"{name}: {t['convolutions']} convolutions, {t['lists']} lists")
@@ -187,14 +187,14 @@ def compare_networks(net: engine.Network, images: NDArray[np.uint8], seconds: fl
     nets = {name: engine.Network(net.network) for name in ("bitplane", "auto without pairs", "auto")}
     chosen = {}
     for name, each in nets.items():  # the first images make the choices
-        PackedConv.pairs_refused = takes_pairs if name == "auto" else lambda *_: "left out"  # type: ignore[method-assign]
-        chosen[name] = Counter(c.method for c in each.run(images, name.split()[0]).choices.values())  # type: ignore[arg-type]
-    PackedConv.pairs_refused = takes_pairs  # type: ignore[method-assign]
+        PackedConv.pairs_refused = takes_pairs if name == "auto" else lambda *_: "left out"
+        chosen[name] = Counter(c.method for c in each.run(images, name.split()[0]).choices.values())
+    PackedConv.pairs_refused = takes_pairs
     times: dict[str, list[float]] = {name: [] for name in nets}
     for _ in range(max(round(60 * seconds), 3)):
         for name, each in nets.items():
             start = time.process_time()
-            each.run(images, name.split()[0])  # type: ignore[arg-type]
+            each.run(images, name.split()[0])
             times[name].append(1e3 * (time.process_time() - start) / len(images))
     ratios = {name: float(np.median(np.divide(times["bitplane"], ms))) for name, ms in times.items()}
     for name, ms in times.items():

@@ -297,7 +297,7 @@ def two_processes(path: Path, repeats: int) -> float:
         "    print(done / (time.perf_counter() - start), flush=True)"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    workers = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    workers = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
     for worker in workers:
         worker.stdout.readline()
     alone, together = 0.0, 0.0

@@ -58,15 +58,15 @@ def main() -> None:
     for method in ("bitplane", "auto"):
         nets = {}
         for name in ("few", "eight"):
-            PackedConv.__init__ = given if name == "few" else as_8_bits  # type: ignore[method-assign]
+            PackedConv.__init__ = given if name == "few" else as_8_bits
             nets[name] = engine.Network(network)
-            as_given[name] = nets[name].run(images, method, threads=1).logits  # type: ignore[arg-type]
+            as_given[name] = nets[name].run(images, method, threads=1).logits
         assert np.array_equal(as_given["few"], as_given["eight"])
         times: dict[str, list[float]] = {name: [] for name in nets}
         for _ in range(options.turns):
             for name, net in nets.items():
                 start = time.process_time()
-                net.run(images, method, threads=1)  # type: ignore[arg-type]
+                net.run(images, method, threads=1)
                 times[name].append(1e3 * (time.process_time() - start) / len(images))
         ratio, ms = np.median(np.divide(times["eight"], times["few"])), (min(t) for t in times.values())
         print(

@@ -121,7 +121,7 @@ def speed(net: Network, data: str | None) -> None:
         runner = GpuRunner(net.over(timesteps).network, "cuda")
         for batch in BATCHES:
             x = images_of(net.network, batch) if tested is None else tested[:batch]
-            show(f"integers, T = {timesteps}, batch {batch}", rate(lambda r=runner, x=x: r.run(x), batch))  # type: ignore[misc]
+            show(f"integers, T = {timesteps}, batch {batch}", rate(lambda r=runner, x=x: r.run(x), batch))
 
 
 def int8_ann(net: Network) -> IntegerNetwork:
@@ -157,12 +157,12 @@ def rivals(net: Network, ways: tuple[str, ...]) -> Iterator[tuple[str, Call]]:
             yield f"{name}, bfloat16", _float(module, x)
         if "torch.compile" in ways:
             with choose.use("reference"):
-                yield f"{name}, bfloat16, torch.compile", _float(torch.compile(module), x)  # type: ignore[arg-type]
+                yield f"{name}, bfloat16, torch.compile", _float(torch.compile(module), x)
 
 
 def energy(net: Network, data: str | None) -> None:
     for name, call in chain(ours(net, data), rivals(net, ("torch.compile",))):
-        measured = measure_energy(lambda call=call: (call(), 1024)[1], CardMeter())  # type: ignore[misc]
+        measured = measure_energy(lambda call=call: (call(), 1024)[1], CardMeter())
         RESULTS[f"{name}, energy"] = asdict(measured)
         print(
             f"{name}: {measured.images / measured.seconds / len(measured.gross):,.0f} images/s; {measured}", flush=True
@@ -174,7 +174,7 @@ def ours(net: Network, data: str | None) -> Iterator[tuple[str, Call]]:
     x = images_of(net.network, 1024) if data is None else test_images(net, data)[:1024]
     for timesteps in sorted({1, net.network.timesteps}):
         runner = GpuRunner(net.over(timesteps).network, "cuda")
-        yield f"integers, T = {timesteps}", lambda runner=runner: runner.run(x)  # type: ignore[misc]
+        yield f"integers, T = {timesteps}", lambda runner=runner: runner.run(x)
     if data is not None:
         early = with_exits(net, data)
         yield "integers, early exit", lambda: early.run(x, "cuda", exit=True)
@@ -200,7 +200,7 @@ def layers(net: Network, batch: int = 1024, tile: fused.Tile | None = None) -> d
     piece._compute(0, None)  # fills the memory that layers read
     usual, times = fused.tile_for, {}
     if tile is not None:
-        fused.tile_for = lambda _positions, channels: tile._replace(channels=min(tile.channels, channels))  # type: ignore[assignment]
+        fused.tile_for = lambda _positions, channels: tile._replace(channels=min(tile.channels, channels))
     try:
         for layer in net.network.layers:
             prepared = runner.layers[layer.name]

@@ -170,7 +170,7 @@ def snn_int8(network: IntegerNetwork, threads: int, exact: bool, images: np.ndar
         return session(str(quantised), threads)
 
 
-class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+class _Reader(quantization.CalibrationDataReader):
     def __init__(self, inputs: list[dict[str, Any]]) -> None:
         self.left = iter(inputs)
 

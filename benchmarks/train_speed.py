@@ -93,7 +93,7 @@ def trained(neuron: str, timesteps: int, batch: int, graph: bool = True, model: 
 
 def plain(net: nn.Module, batch: int, layout: torch.memory_format = torch.channels_last) -> Step:
     """A step as anyone would write it."""
-    net = net.to(DEVICE, memory_format=layout).train()  # type: ignore[call-overload]
+    net = net.to(DEVICE, memory_format=layout).train()
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
     x, labels = OneBatch(batch).batch
     x = x.contiguous(memory_format=layout)
@@ -163,7 +163,7 @@ def line() -> None:
     with choose.use("reference"):  # nothing of this package's kernels in what it is compared with
         show(f"ANN eager, plain PyTorch, batch {BATCH}", measure(plain(ann(), BATCH), BATCH))
         began = time.perf_counter()
-        step = plain(torch.compile(ann()), BATCH)  # type: ignore[arg-type]
+        step = plain(torch.compile(ann()), BATCH)
         step()
         torch.cuda.synchronize()
         show("compiling the ANN", time.perf_counter() - began, "s")
@@ -281,7 +281,7 @@ def rivals() -> None:
     if importlib.util.find_spec("spikingjelly") is None:
         print("SpikingJelly is not installed: left out")
         return
-    from spikingjelly.activation_based import neuron, surrogate  # type: ignore[import-not-found]
+    from spikingjelly.activation_based import neuron, surrogate
 
     if not hasattr(neuron, "ILIFNode"):
         print("SpikingJelly's I-LIF came with version 2: left out")
@@ -311,7 +311,7 @@ WAYS = (  # in which SpikingJelly's networks run
 
 def show_rival(label: str, net: nn.Module, batch: int, layout: torch.memory_format, compiled: bool) -> None:
     try:
-        step = plain(torch.compile(net) if compiled else net, batch, layout)  # type: ignore[arg-type]
+        step = plain(torch.compile(net) if compiled else net, batch, layout)
         show(label, measure(from_rest(net, step), batch))
     except Exception as error:  # what this machine or this version cannot do
         print(f"{label}: {type(error).__name__} {str(error)[:100]!r}", flush=True)
@@ -319,7 +319,7 @@ def show_rival(label: str, net: nn.Module, batch: int, layout: torch.memory_form
 
 def from_rest(net: nn.Module, step: Step) -> Step:
     """A step of a network of SpikingJelly's, whose neurons keep their state until they are reset."""
-    from spikingjelly.activation_based import functional  # type: ignore[import-not-found]
+    from spikingjelly.activation_based import functional
 
     def reset_and_step() -> None:
         functional.reset_net(net)
@@ -334,13 +334,13 @@ class MeanOverTime(nn.Module):
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net(x).mean(0)  # type: ignore[no-any-return]
+        return self.net(x).mean(0)
 
 
 def transformers() -> None:
     batch, end = TRANSFORMER_BATCH, f"batch {TRANSFORMER_BATCH}"
     with choose.use("reference"):
-        compiled = plain(torch.compile(ann(TRANSFORMER)), batch)  # type: ignore[arg-type]
+        compiled = plain(torch.compile(ann(TRANSFORMER)), batch)
         once = show(f"{TRANSFORMER} ANN torch.compile, {end}", measure(compiled, batch))
     for neuron, timesteps in (("lbq", 1), ("lbq", 2), ("lbq", 4), ("lif", 4), ("relu", 1)):
         rate = measure(trained(neuron, timesteps, batch, model=TRANSFORMER), batch)
@@ -349,7 +349,7 @@ def transformers() -> None:
     if importlib.util.find_spec("spikingjelly") is None:
         print("SpikingJelly is not installed: left out")
         return
-    from spikingjelly.activation_based.model.spikformer import spikformer_cifar10  # type: ignore[import-not-found]
+    from spikingjelly.activation_based.model.spikformer import spikformer_cifar10
 
     version = metadata.version("spikingjelly")
     for timesteps, (name, layout, is_compiled) in itertools.product((2, 4), WAYS):

@@ -20,9 +20,10 @@ from lbq.counting.deployed import evaluate
 from lbq.data.testset import TestSet
 from lbq.engine import Network, cuda
 from lbq.engine.cuda import fused
-from lbq.engine.cuda.plain import PlainLayer
+from lbq.engine.cuda.plain import PlainLayer, convolve, matrices
 from lbq.engine.cuda.runner import GpuRunner
 from lbq.engine.output import Output
+from lbq.graph import Synapse
 from lbq.models import over_time
 from lbq.neuron import BurstNeuron
 from tests.support.small_nets import (
@@ -84,6 +85,24 @@ def test_layers_that_kernels_do_not_take_run_in_pytorch() -> None:
     assert kinds(out) == {"triton", "torch"}
     reasons = " ".join(choice.reason for choice in out.choices.values())
     assert "not by the kernels: grouped or dilated" in reasons
+
+
+@pytest.mark.parametrize("padding", [(0, 0), (2, 1)])
+@pytest.mark.parametrize("stride", [(1, 1), (3, 2)])
+@pytest.mark.parametrize("dilation", [(1, 1), (1, 2)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_in_pytorch_are_pytorchs_own(
+    padding: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], groups: int
+) -> None:
+    """Sides that differ, and levels that do not lie one after the other in memory."""
+    options: dict[str, Any] = {"padding": padding, "stride": stride, "dilation": dilation, "groups": groups}
+    random = np.random.default_rng(1)
+    weight = random.integers(-127, 128, (6, 4 // groups, 3, 2)).astype(np.int8)
+    x = torch.from_numpy(random.integers(0, 6, (2, 9, 7, 4))).permute(0, 3, 1, 2)
+    expected = nn.functional.conv2d(x.double(), torch.from_numpy(weight).double(), **options)
+    height, width = expected.shape[2:]
+    synapse = Synapse("conv", "sn", "conv", weight, (4, 9, 7), (6, height, width), **options)
+    assert torch.equal(convolve(synapse, matrices(synapse, torch.device("cpu")).double(), x), expected)
 
 
 def pooling(m: Any, x: Tensor) -> Tensor:

@@ -211,10 +211,11 @@ class WeightRounding:
         return factor
 
     def _norms(self, number: int, name: str) -> Tensor:
-        """A value of each read's BatchNorm of that number, as one vector; 1 where there is none."""
-        values = [_nth(read, number, name, None) for read in self.reads]
-        ones = [self.one[:size] for size in self.sizes]
-        return torch.cat([one if v is None else v for v, one in zip(values, ones, strict=True)]).double()
+        """A value of each read's BatchNorm of that number, as one vector; 1 where there is no BatchNorm, or no gain."""
+        values = [_nth(read, number, name, self.one[: read.outputs]) for read in self.reads]
+        if name == "weight":
+            values = [self.one[:size] if v is None else v for v, size in zip(values, self.sizes, strict=True)]
+        return torch.cat(values).double()
 
     def _spread(self, values: list[Tensor]) -> Tensor:
         """A value of each read, or one of each of its outputs, as one vector."""
