@@ -2,12 +2,12 @@
 
     python benchmarks/gpu_engine.py MODEL.lbq [part ...] [--data DIR] [--json FILE]
 
-Parts: `check` (all levels of 64 random images against the dense engine of the CPU; with --data of the test images too),
-`speed` (images a second from uint8 images in the host's memory to logits there, at several batches), `rivals` (the float
-network and its ANN in bfloat16, as they are and under torch.compile, and an int8 ANN on the same kernels), `exits` (the test
-images with early exit, by a margin that lets 0.2 % of training images go on; needs --data), `energy` (joules an image by the
-card's counter, of all these), `layers` (time and operations a second of every layer), `tune` (the same for other tiles).
-Without a part, the first two.
+Parts: `check` (all levels of 64 random images against both engines of the CPU; with --data those of all test images
+against its native one), `speed` (images a second from uint8 images in the host's memory to logits there, at several
+batches), `rivals` (the float network and its ANN in bfloat16, as they are and under torch.compile, and an int8 ANN on the
+same kernels), `exits` (the test images with early exit, by a margin that lets 0.2 % of training images go on; needs
+--data), `energy` (joules an image by the card's counter, of all these), `layers` (time and operations a second of every
+layer), `tune` (the same for other tiles). Without a part, the first two.
 
 Figures are medians over five windows of at least two seconds; compilation and the recording of CUDA graphs are left out.
 """
@@ -75,10 +75,16 @@ def check(net: Network, data: str | None) -> None:
     """Bit for bit, at every layer and timestep."""
     tested = [] if data is None else np.array_split(test_images(net, data), 20)
     runner = GpuRunner(net.network, "cuda")
-    for what, pieces in (("random", [images_of(net.network, 64)]), ("test", tested)):
+    random = [images_of(net.network, 64)]
+    comparisons: tuple[tuple[str, list[np.ndarray[Any, Any]], engine.Engine], ...] = (
+        ("random", random, "dense"),
+        ("random", random, "bitplane"),
+        ("test", tested, "bitplane"),
+    )
+    for what, pieces, other in comparisons:
         total = differing = 0
         for x in pieces:
-            ours, theirs = runner.run(x, trace=True), net.run(x, "dense", trace=True)
+            ours, theirs = runner.run(x, trace=True), net.run(x, other, trace=True)
             assert np.array_equal(ours.logits, theirs.logits)
             assert ours.levels is not None
             assert theirs.levels is not None
@@ -89,7 +95,7 @@ def check(net: Network, data: str | None) -> None:
         if pieces:
             images = sum(map(len, pieces))
             print(
-                f"{total:,} levels of {images} {what} images, 0 differ; logits are equal; by {', '.join(kernels)}",
+                f"{total:,} levels of {images} {what} images, 0 differ from {other}; logits are equal; by {', '.join(kernels)}",
                 flush=True,
             )
 
