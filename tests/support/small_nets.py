@@ -145,7 +145,8 @@ def eventful_transformer() -> Network:
 
 
 # Families that have no narrow network by id, and one with a residual of each kind where every neuron costs time
-models.register("one-block")(partial(ResNet, blocks=(1,), widths=(8,), stem_width=4))
+ONE_BLOCK = "one-block"
+models.register(ONE_BLOCK)(partial(ResNet, blocks=(1,), widths=(8,), stem_width=4))
 models.register("one-block-fc")(partial(ResNet, blocks=(1,), widths=(8,), stem_width=4, hidden=8))
 models.register("narrow-fc")(partial(ResNet, blocks=(3, 3, 2), widths=(4, 8, 16), stem_width=2, hidden=8))
 models.register("narrow-pooled-stem")(

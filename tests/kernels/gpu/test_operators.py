@@ -28,6 +28,7 @@ from lbq.kernels.surrogate import SURROGATES
 from lbq.models import fire
 from lbq.native.choose import use
 from lbq.neuron import ILIF, LIF, LMHT, MLF, BurstNeuron, LadderNeuron, ReLU, SpikingNeuron, Ternary
+from tests.support.small_nets import ONE_BLOCK
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEP = 0.37
@@ -347,7 +348,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_network_uses_it_wherever_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_calls(monkeypatch)
-    net = models.create("one-block", timesteps=2, in_channels=1).to(DEVICE)
+    net = models.create(ONE_BLOCK, timesteps=2, in_channels=1).to(DEVICE)
     net(randn(4, 1, 8, 8))
     assert calls == ["norm_burst"] * 3
 
@@ -483,7 +484,7 @@ def test_channels_last_stays_channels_last_both_ways(neuron: str, monkeypatch: p
 
     monkeypatch.setattr(launch, "ordered_like", watch)
     steps = 1 if neuron in ("qann", "relu") else 2
-    net = models.create("one-block", timesteps=steps, neuron=neuron, in_channels=1).to(DEVICE)
+    net = models.create(ONE_BLOCK, timesteps=steps, neuron=neuron, in_channels=1).to(DEVICE)
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     net(randn(2, 1, 8, 8).contiguous(memory_format=torch.channels_last)).sum().backward()
     assert kept
@@ -499,7 +500,7 @@ def test_networks_train_alike(neuron: str) -> None:
     losses, grads = [], []
     for kernel in ("reference", "fused"):
         torch.manual_seed(3)
-        net = models.create("one-block", timesteps=2, neuron=neuron, in_channels=1).to(DEVICE)
+        net = models.create(ONE_BLOCK, timesteps=2, neuron=neuron, in_channels=1).to(DEVICE)
         x, labels = randn(6, 1, 8, 8), torch.arange(6, device=DEVICE)
         with use(kernel):
             loss = nn.functional.cross_entropy(net(x), labels)
@@ -581,7 +582,7 @@ def test_opcheck_of_every_operator() -> None:
 
 
 def test_goes_through_torch_compile_without_a_break() -> None:
-    net = models.create("one-block", timesteps=2, in_channels=1).to(DEVICE)
+    net = models.create(ONE_BLOCK, timesteps=2, in_channels=1).to(DEVICE)
     x, labels = randn(4, 1, 8, 8), torch.arange(4, device=DEVICE)
     eager = copy.deepcopy(net)
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
