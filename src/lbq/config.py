@@ -125,6 +125,7 @@ class TrainConfig:
     tet_weight: float = _share(0.05)
     level_cost: float = _at_least(0.0, 0)  # price on levels, times accumulations as a share of MACs; 0: off
     level_cost_of: str = _one_of("bit_sparse", "bit_sparse", "unary")  # which accumulations it counts
+    level_cost_above: float = _at_least(0.0, 0)  # so many accumulations of a sample are free
     weight_bits: int = _checked(0, "0 (not rounded) or 2 to 8", lambda v: v == 0 or 2 <= v <= 8)
     ema: float = _share(0.0)  # decay of averaged weights; 0: off
     init_from: str = ""  # a run, a model.lbq or a weights.safetensors to start from
@@ -151,7 +152,13 @@ LATER: dict[str, dict[str, Any]] = {
     "data": {"limit": 0},
     "neuron": {"step": FORMER_STEP},
     "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
-    "train": {"level_cost": 0, "level_cost_of": "bit_sparse", "new_head": False, "weight_bits": 0},
+    "train": {
+        "level_cost": 0,
+        "level_cost_of": "bit_sparse",
+        "level_cost_above": 0,
+        "new_head": False,
+        "weight_bits": 0,
+    },
 }  # settings that came later, and their defaults
 
 # Settings that may change for a run that is trained already.

@@ -52,9 +52,10 @@ def trained(config: Config, graph: bool) -> tuple[dict[str, Tensor], list[float]
         {"loss": "tet"},
         {"optim": {"sam": 0.05, "sam_epochs": 1}},
         {"level_cost": 0.5, "optim": {"sam": 0.05, "sam_epochs": 1}},
+        {"level_cost": 0.5, "level_cost_above": 1e4},
         {"weight_bits": 4, "precision": "bf16", "ema": 0.9, "optim": {"sam": 0.05, "sam_epochs": 1}},
     ],
-    ids=["sgd", "bf16", "adamw", "ema", "dropout", "tet", "sam", "priced", "rounded"],
+    ids=["sgd", "bf16", "adamw", "ema", "dropout", "tet", "sam", "priced", "priced above", "rounded"],
 )
 def test_a_captured_step_gives_the_bytes_of_the_step_itself(options: dict[str, Any]) -> None:
     plain, plain_losses, trainer = trained(settings(**options), graph=False)

@@ -166,6 +166,35 @@ def test_the_gradient_is_that_of_the_loss_and_the_price() -> None:
     assert made.tally[3].item() == pytest.approx(cost.accumulations(emitted, len(x)).item())
 
 
+def test_what_lies_above_has_its_price() -> None:
+    """Nothing up to the free accumulations, the whole price from a tenth more on, and a slope that rises between."""
+    net = models.create("resnet8w4", timesteps=3)
+    whole, samples = LevelCost(net, (3, 8, 8), timesteps=3), 4
+    cost = LevelCost(net, (3, 8, 8), above=2e5, timesteps=3)
+    counts = torch.tensor([0.0, 1.0, 1.9, 2.0, 2.05, 2.1, 2.2, 2.3, 9.0], dtype=torch.float64) * 1e5 * samples
+    counts.requires_grad_()
+    costs = torch.stack([cost.of(count, samples) for count in counts])
+    (slopes,) = torch.autograd.grad(costs.sum(), counts)
+    (usual,) = torch.autograd.grad(whole.of(counts, samples).sum(), counts)
+    expected = [0, 0, 0, 0, 0.25, 0.5, 1, 1, 1]
+    torch.testing.assert_close(slopes / usual, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=0)
+    assert costs[3] == 0
+    torch.testing.assert_close(costs[-1], whole.of(counts[-1], samples) - whole.of(counts[5], samples))
+    with pytest.raises(ValueError, match="^above must be >= 0, got -1"):
+        LevelCost(net, (3, 8, 8), above=-1)
+
+
+def test_a_network_keeps_to_the_accumulations_that_are_free() -> None:
+    usual = ("train.ema=0", "train.epochs=20", "model.dropout=0", "train.test=never", "optim.lr=0.02")
+    counts = {}
+    for above in (0.01, 4e3, 8e3, 1e9):
+        changes = ("train.level_cost=1", f"train.level_cost_above={above}")
+        *_, last = small_runs.trainer(small_runs.config(*usual, *changes)).fit()
+        assert last.accumulations is not None
+        counts[above] = last.accumulations
+    assert counts[0.01] < counts[4e3] < 4.4e3 < counts[8e3] < 8.8e3 < counts[1e9]
+
+
 @pytest.mark.parametrize("changes", [(), ("optim.sam=0.05",), ("train.loss=tet",)], ids=["plain", "sam", "tet"])
 def test_a_run_goes_on_with_its_price(changes: tuple[str, ...]) -> None:
     config = small_runs.config(small_runs.TINY, *PRICED, *changes)

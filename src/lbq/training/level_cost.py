@@ -20,6 +20,7 @@ from lbq.neuron.base import neurons_of
 from lbq.neuron.base import summing_levels as summing_levels
 
 CountKind = Literal["unary", "bit_sparse"]
+RAMP = 0.1  # the whole price is paid from this share above the free accumulations on
 
 
 class LevelCost:
@@ -34,6 +35,9 @@ class LevelCost:
     A product of levels, in attention or a gate, adds MACs times the mean c of both operands, as if they were independent. So to
     the gradient of one operand the other's mean is what the number of weights is elsewhere: a constant fan-out.
 
+    Where some accumulations are free, `above` which levels cost, the slope of the cost is 0 up to there, rises from 0 to 1 over
+    the next tenth, and stays 1. So a network ends below that tenth, unless the price is too low.
+
         cost = LevelCost(net, (3, 32, 32))
         with summing_levels(net) as emitted:
             loss = F.cross_entropy(net(x), y) + 0.5 * cost(emitted, len(x))
@@ -45,10 +49,14 @@ class LevelCost:
         input_shape: InputShape,
         kind: CountKind = "bit_sparse",
         *,
+        above: float = 0,
         timesteps: int | None = None,
         static: bool = True,
     ) -> None:
-        """net: a network that deployment can read; input_shape, timesteps, static: as in `lbq.deploy.deploy`."""
+        """net: a network that deployment can read; input_shape, timesteps, static: as in `lbq.deploy.deploy`. above: so many
+        accumulations of a sample are free."""
+        if not above >= 0:
+            raise ValueError(f"above must be >= 0, got {above!r}")
         if kind not in ("unary", "bit_sparse"):
             raise ValueError(f"kind must be 'unary' or 'bit_sparse', got {kind!r}")
         graph = lower(net, input_shape, timesteps, static, weights=False)
@@ -56,6 +64,7 @@ class LevelCost:
         if not neurons or any(layer.name not in neurons for layer in graph.layers):
             raise GraphError("a price on levels needs spiking neurons in place of all activations")
         self.kind, self.synapses = kind, graph.timesteps * graph.macs
+        self.free = above / self.synapses
         self.timesteps, self.gates = graph.timesteps, graph.gates
         self.units = {layer.name: layer.units for layer in graph.layers}
         terms = list(_terms(graph))
@@ -92,12 +101,17 @@ class LevelCost:
             self._on_device[key] = like.new_tensor([self.fan_out[name] for name in names])
         return self._on_device[key]
 
-    def share(self, accumulations: Tensor, samples: int) -> Tensor:
-        """Of the MACs of that many samples over all timesteps."""
-        return accumulations / (samples * self.synapses)
+    def of(self, accumulations: Tensor, samples: int) -> Tensor:
+        """The cost of what that many samples accumulate together."""
+        share = accumulations / (samples * self.synapses)
+        if not self.free:
+            return share
+        excess = (share / self.free - 1).clamp(min=0)
+        ramp = excess.clamp(max=RAMP)
+        return self.free * (ramp * ramp / (2 * RAMP) + (excess - ramp))
 
     def __call__(self, emitted: Mapping[str, Sequence[Tensor]], samples: int) -> Tensor:
-        return self.share(self.accumulations(emitted, samples), samples)
+        return self.of(self.accumulations(emitted, samples), samples)
 
 
 def _terms(graph: Graph) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -119,8 +133,8 @@ def priced_levels(config: Config, net: nn.Module, source: Source) -> LevelCost |
     t = config.train
     if not t.level_cost:
         return None
-    steps, kind = config.model.timesteps, t.level_cost_of
+    steps, kind, above = config.model.timesteps, t.level_cost_of, t.level_cost_above
     try:
-        return LevelCost(net, source.shape, kind, timesteps=steps, static=source.static)  # type: ignore[arg-type]
+        return LevelCost(net, source.shape, kind, above=above, timesteps=steps, static=source.static)  # type: ignore[arg-type]
     except GraphError as error:
         raise ConfigError(f"train.level_cost={t.level_cost:g} has nothing to count: {error}") from error

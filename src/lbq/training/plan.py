@@ -17,6 +17,8 @@ from lbq.training.trainer import Trainer
 # Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
 VALUES_PER_SITE = {"fused": 2, "native": 3, "reference": 5}
 
+LEAST_FREE = 1e-3  # of the MACs: as few accumulations as no network gets along with
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -116,6 +118,8 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         yield "optim.sam_epochs has no effect without optim.sam"
     if not t.level_cost and t.level_cost_of != usual.train.level_cost_of:
         yield "train.level_cost_of has no effect without train.level_cost"
+    if t.level_cost_above and not t.level_cost:
+        yield "train.level_cost_above has no effect without train.level_cost"
     if "beta" in n and neurons and all(neuron.membrane == "if" for neuron in neurons):
         yield "neuron.beta has no effect: an IF membrane does not leak"
     if neurons and all(neuron.surrogate.tail is None for neuron in neurons):
@@ -136,6 +140,12 @@ def _ill_matched(trainer: Trainer) -> Iterator[str]:
         yield (
             f"train.ema={t.ema:g} averages over about {1 / (1 - t.ema):,.0f} steps, and there are {steps:,}: the weights that "
             "training began with will weigh most"
+        )
+    cost = trainer.level_cost
+    if cost is not None and 0 < cost.free < LEAST_FREE:
+        yield (
+            f"train.level_cost_above={t.level_cost_above:g} is next to nothing for {cost.synapses / 1e6:,.0f} M MACs: give the "
+            "accumulations of a sample over all timesteps"
         )
     if o.name == "adamw" and o.lr > 0.01:
         yield f"optim.lr={o.lr:g} is a rate for SGD: AdamW usually takes about 0.001"

@@ -286,7 +286,7 @@ class Trainer:
             if check:
                 self.sentinel.look(loss, x, self.position)
             accumulations = torch.zeros_like(loss) if cost is None else cost.accumulations(emitted, len(targets))
-            total = loss if cost is None else loss + t.level_cost * cost.share(accumulations, len(targets))
+            total = loss if cost is None else loss + t.level_cost * cost.of(accumulations, len(targets))
             self.scaler.scale(total / t.accumulate).backward()
         return logits.detach(), loss.detach(), accumulations.detach()
 
