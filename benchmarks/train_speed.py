@@ -5,7 +5,8 @@
 Parts: `steps` (T = 1, 2, 4 at batch 256, and batch 64), `line` (the same ANN, eager and compiled: what a timestep should
 cost), `scaling` (batch and T), `neurons` (the baselines), `kernels` (the neuron's kernels against a copy), `start` (a new
 process to its first step), `profile` (where the time goes), `rivals` (SpikingJelly, where installed), `transformers`
-(spikformer4x384, its ANN, and SpikingJelly's Spikformer of the same size). Without a part, all of them.
+(spikformer4x384 and its ANN), `transformer_rivals` (SpikingJelly's Spikformer of the same size), `transformer_profile`.
+Without a part, all of them.
 
 A step is forward, backward and SGD in bfloat16 and channels_last, on a batch that is already on the GPU; figures are medians
 over windows of steps. No accuracy is measured here.
@@ -262,7 +263,14 @@ def start() -> None:
 
 
 def profile() -> None:
-    step = trained("lbq", 2, BATCH, graph=False)
+    show_profile(trained("lbq", 2, BATCH, graph=False))
+
+
+def transformer_profile() -> None:
+    show_profile(trained("lbq", 2, TRANSFORMER_BATCH, graph=False, model=TRANSFORMER))
+
+
+def show_profile(step: Step) -> None:
     for _ in range(5):
         step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
@@ -295,23 +303,24 @@ def rivals() -> None:
     RESULTS["spikingjelly"] = version = metadata.version("spikingjelly")
     names = getattr(make(), "supported_backends", ())  # where there are none, the package chooses by itself
     backends: list[dict[str, str]] = [{"backend": name} for name in names] or [{}]
-    for backend, (name, layout, compiled) in itertools.product(backends, WAYS):
+    for backend, (name, layout, mode) in itertools.product(backends, WAYS):
         net = models.create(MODEL, timesteps=2, neuron=partial(make, **backend))
         chosen = f"{backend['backend']} backend" if backend else "its own choice of backend"
         label = f"SpikingJelly {version} I-LIF, {chosen}, {name}, T=2 batch {BATCH}"
-        show_rival(label, net, BATCH, layout, compiled)
+        show_rival(label, net, BATCH, layout, mode)
 
 
-WAYS = (  # in which SpikingJelly's networks run
-    ("NCHW", torch.contiguous_format, False),
-    ("channels_last", torch.channels_last, False),
-    ("NCHW, torch.compile", torch.contiguous_format, True),
+WAYS = (  # in which SpikingJelly's networks run; the last is how torch.compile is asked for
+    ("NCHW", torch.contiguous_format, None),
+    ("channels_last", torch.channels_last, None),
+    ("NCHW, torch.compile", torch.contiguous_format, "default"),
+    ("NCHW, torch.compile with CUDA graphs", torch.contiguous_format, "reduce-overhead"),
 )
 
 
-def show_rival(label: str, net: nn.Module, batch: int, layout: torch.memory_format, compiled: bool) -> None:
+def show_rival(label: str, net: nn.Module, batch: int, layout: torch.memory_format, mode: str | None) -> None:
     try:
-        step = plain(torch.compile(net) if compiled else net, batch, layout)
+        step = plain(net if mode is None else torch.compile(net, mode=mode), batch, layout)
         show(label, measure(from_rest(net, step), batch))
     except Exception as error:  # what this machine or this version cannot do
         print(f"{label}: {type(error).__name__} {str(error)[:100]!r}", flush=True)
@@ -339,26 +348,40 @@ class MeanOverTime(nn.Module):
 
 def transformers() -> None:
     batch, end = TRANSFORMER_BATCH, f"batch {TRANSFORMER_BATCH}"
-    with choose.use("reference"):
-        compiled = plain(torch.compile(ann(TRANSFORMER)), batch)
-        once = show(f"{TRANSFORMER} ANN torch.compile, {end}", measure(compiled, batch))
-    for neuron, timesteps in (("lbq", 1), ("lbq", 2), ("lbq", 4), ("lif", 4), ("relu", 1)):
+    passes = {}  # images a second of the ANN, by how it runs
+    for name, mode in (("torch.compile", "default"), ("torch.compile with CUDA graphs", "reduce-overhead")):
+        with choose.use("reference"):
+            compiled = plain(torch.compile(ann(TRANSFORMER), mode=mode), batch)
+            passes[name] = show(f"{TRANSFORMER} ANN {name}, {end}", measure(compiled, batch))
+        torch.compiler.reset()
+    passes["this trainer"] = measure(trained("relu", 1, batch, model=TRANSFORMER), batch)
+    show(f"{TRANSFORMER} ANN in this trainer, {end}", passes["this trainer"])
+    for neuron, timesteps in (("lbq", 1), ("lbq", 2), ("lbq", 4), ("lif", 4)):
         rate = measure(trained(neuron, timesteps, batch, model=TRANSFORMER), batch)
         show(f"{TRANSFORMER} {neuron} T={timesteps} {end}", rate)
-        show("  a timestep over the compiled ANN's pass", once / rate / timesteps, "times")
+        for name, once in passes.items():
+            show(f"  a timestep over a pass of the ANN, {name}", once / rate / timesteps, "times")
+
+
+def transformer_rivals() -> None:
     if importlib.util.find_spec("spikingjelly") is None:
         print("SpikingJelly is not installed: left out")
         return
     from spikingjelly.activation_based.model.spikformer import spikformer_cifar10
 
-    version = metadata.version("spikingjelly")
-    for timesteps, (name, layout, is_compiled) in itertools.product((2, 4), WAYS):
+    batch, version = TRANSFORMER_BATCH, metadata.version("spikingjelly")
+    for timesteps, (name, layout, mode) in itertools.product((2, 4), WAYS):
         net = MeanOverTime(spikformer_cifar10(T=timesteps))
-        label = f"SpikingJelly {version} Spikformer, {name}, T={timesteps} {end}"
-        show_rival(label, net, batch, layout, is_compiled)
+        label = f"SpikingJelly {version} Spikformer, {name}, T={timesteps} batch {batch}"
+        show_rival(label, net, batch, layout, mode)
 
 
-PARTS = {p.__name__: p for p in (line, steps, scaling, neurons, kernels, start, profile, rivals, transformers)}
+PARTS = {
+    p.__name__: p
+    for p in (
+        line, steps, scaling, neurons, kernels, start, profile, rivals, transformers, transformer_rivals, transformer_profile
+    )
+}  # fmt: skip
 
 
 def main() -> None:
