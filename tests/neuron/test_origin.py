@@ -55,6 +55,8 @@ def cnn() -> nn.Module:
 WRONG: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
     "a plain CNN": (cnn, IMAGES, 2),
     "Sequential": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Dropout(), BurstNeuron()), IMAGES, 1),
+    "InstanceNorm": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), BurstNeuron()), IMAGES, 1),
+    "a plain InstanceNorm": (lambda: nn.Sequential(nn.Conv1d(3, 8, 3), nn.InstanceNorm1d(8), BurstNeuron()), IMAGES[:, :, 0], 1),
     "a pool": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU(), nn.MaxPool2d(2), BurstNeuron()), IMAGES, 1),
     "one pool": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), BurstNeuron()), IMAGES, 1),
     "means": (lambda: Functional(lambda m, x: m.sn(m.conv(x).mean((2, 3))), **conv_layers()), IMAGES, 1),
@@ -134,6 +136,10 @@ def conv_layers(**more: nn.Module) -> dict[str, nn.Module]:
     return {"conv": nn.Conv2d(3, 8, 3), "bn": nn.BatchNorm2d(8), "sn": BurstNeuron(), **more}
 
 
+def by_instance(m: Any, x: Tensor) -> Tensor:
+    return m.sn(over_time(x, m.conv, m.norm, timesteps=2))
+
+
 RIGHT: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "stacked": (lambda: Functional(stacked, **conv_layers()), IMAGES),
     "by hand": (lambda: Functional(by_hand, **conv_layers()), IMAGES),
@@ -147,6 +153,8 @@ RIGHT: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
         ),
         IMAGES[:, :, 0],
     ),
+    "InstanceNorm": (lambda: Functional(by_instance, **conv_layers(norm=nn.InstanceNorm2d(8))), IMAGES),
+    "InstanceNorm of frames": (lambda: Functional(by_instance, **conv_layers(norm=nn.InstanceNorm2d(8))), IMAGES[:, None]),
     "tokens": (lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), BurstNeuron(), nn.Linear(8, 4), BurstNeuron()), IMAGES),
     "features": (lambda: nn.Sequential(nn.Linear(8, 8), BurstNeuron(), nn.Linear(8, 4), BurstNeuron()), IMAGES[0]),
     "of a user": (Own, IMAGES[:, :1]),
