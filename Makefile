@@ -66,8 +66,8 @@ fuzz: .venv/.dev
 
 report: .venv/.train
 	@rm -rf build/report
-	@$(BIN)/lbq report results -o build/report/report.html --title "LBQ: our runs beside the published numbers"
-	@$(BIN)/lbq report results --format svg -o build/report/figures
+	@$(BIN)/lbq report results results/timesteps -o build/report/report.html --title "LBQ: our runs beside the published numbers"
+	@$(BIN)/lbq report results results/timesteps --format svg -o build/report/figures
 
 # README.md and docs show the figures that lie in docs/figures; for another, copy it there once
 figures: report

@@ -56,7 +56,7 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
     "a plain CNN": (cnn, IMAGES, 2),
     "Sequential": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Dropout(), BurstNeuron()), IMAGES, 1),
     "InstanceNorm": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), BurstNeuron()), IMAGES, 1),
-    "a plain InstanceNorm": (lambda: nn.Sequential(nn.Conv1d(3, 8, 3), nn.InstanceNorm1d(8), BurstNeuron()), IMAGES[:, :, 0], 1),
+    "InstanceNorm1d": (lambda: nn.Sequential(nn.Conv1d(3, 8, 3), nn.InstanceNorm1d(8), BurstNeuron()), IMAGES[:, :, 0], 1),
     "a pool": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU(), nn.MaxPool2d(2), BurstNeuron()), IMAGES, 1),
     "one pool": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), BurstNeuron()), IMAGES, 1),
     "means": (lambda: Functional(lambda m, x: m.sn(m.conv(x).mean((2, 3))), **conv_layers()), IMAGES, 1),

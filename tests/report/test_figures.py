@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import json
 import math
 import re
 from dataclasses import replace
@@ -30,6 +31,7 @@ from lbq.kernels import surrogate
 from lbq.report.cost_figures import cost_figures, speed_figures
 from lbq.report.cost_tables import accounts
 from lbq.report.figures import level_colour
+from lbq.report.front import front_figures
 from lbq.report.layer_figures import analysis_figures, layer_figures
 from lbq.report.output import make, tour_of
 from lbq.report.schematics import SURROGATES, neuron_figures, slope, surrogates
@@ -58,6 +60,7 @@ def traces_of(gathered: Gathered) -> tuple[Trace, ...]:
 def test_every_figure_is_xml_with_a_description(gathered: Gathered) -> None:
     figures = [
         *training_figures(gathered), *layer_figures(gathered), *cost_figures(accounts(gathered.groups)), surrogates(),
+        *front_figures(Gathered([of_cifar(seed=i) for i in range(3)])),
         *neuron_figures(traces_of(gathered), "LBQ"), *speed_figures([BENCHMARK]),
     ]  # fmt: skip
     ids = [f.id for f in figures]
@@ -211,6 +214,67 @@ def test_points_of_costs_are_numbered_and_listed() -> None:
     for figure in cost_figures([]):
         assert "ours" not in figure.caption.lower() + figure.svg
         assert "Our" not in figure.caption
+
+
+def test_of_many_runs_the_costs_number_those_that_matter() -> None:
+    """Nine runs of equal counts: the best of them, and the best of each N_max."""
+    results = [of_cifar(seed=i, test_accuracy=95 + 0.1 * i, n_max=5 if i else 3) for i in range(9)]
+    energy, counts = cost_figures(accounts(Gathered(results).groups))
+    first = len(list(paper.cost_rows())) + 1
+    for figure in (energy, counts):
+        assert all(len(re.findall(rf"bold[^>]*>{i}</text>", figure.svg)) == 2 for i in (first, first + 1))
+        assert not re.search(rf"bold[^>]*>{first + 2}</text>", figure.svg)
+    assert "Small: 7 more runs of ours." in energy.caption
+    assert "Left out: 7 more runs of ours" in counts.caption
+    assert len(re.findall(r'class="mark s1"', energy.svg)) == 9 + 2
+
+
+# The front
+
+
+def counted(result: Result, times: float) -> Result:
+    """The same with so many times the accumulations."""
+    (analysis,) = result.analyses
+    accounts = json.loads(json.dumps(analysis.accounts))
+    for synapse in accounts["rate"]["synapses"].values():
+        synapse["bit_sparse"] *= times
+    return replace(result, analyses=[replace(analysis, accounts=accounts)])
+
+
+def test_the_front_joins_what_nothing_beats() -> None:
+    made = [(97.4, 4.0, 300), (97.0, 1.0, 300), (97.1, 2.0, 60), (97.05, 3.0, 60), (90.0, 0.5, 60)]
+    results = [
+        counted(of_cifar(seed=i, name=f"net{i}", test_accuracy=a, epochs=epochs), times)
+        for i, (a, times, epochs) in enumerate(made)
+    ]
+    results.append(of_cifar(variant="ann", n_max=0, timesteps=1, test_accuracy=97.2, seed=9))
+    (figure,) = front_figures(Gathered(results))
+    shown = unescape(figure.svg)
+    assert figure.id == "front-cifar10-resnet20w128"
+    listed = [
+        name for name in ("net1, T = 2, 300 ep", "net2, T = 2, 60 ep", "net0, T = 2, 300 ep") if f">{name}<" in shown
+    ]
+    assert len(listed) == 3
+    assert ">net3" not in shown.replace("<title>net3", "")  # no name, for net2 beats it; a tip all the same
+    assert "<title>net3" in shown
+    assert "net4" not in shown
+    assert "Left out: 1 below 94.95 %." in figure.caption
+    assert "Hollow: published." in figure.caption
+    assert ">our ANN, 97.20 %<" in shown
+    assert ">ours, 300 epochs<" in shown
+    assert ">LBQ (5), the paper<" in shown
+
+
+def test_a_front_is_of_one_dataset_and_network_and_needs_three() -> None:
+    others = [of_cifar(seed=i, model="resnet8w16", dataset="digits") for i in range(3)]
+    figures = front_figures(Gathered([*others, of_cifar(), of_cifar(seed=1)]))
+    assert [figure.id for figure in figures] == ["front-digits-resnet8w16"]
+    assert "published" not in figures[0].caption + figures[0].svg
+    long = [of_cifar(seed=i, model=f"spikformer4x384{end}") for end in ("", "-sew") for i in range(3)]
+    assert [f.id for f in front_figures(Gathered(long))] == [
+        "front-cifar10-spikformer4x38",
+        "front-cifar10-spikformer4x38-1",
+    ]
 
 
 def test_a_scatter_uses_its_space() -> None:

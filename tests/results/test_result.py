@@ -257,6 +257,8 @@ def test_a_network_that_was_deployed_over_other_timesteps_is_another(tmp_path: P
     run, other = gather([stored(tmp_path, f"{i}.json", value) for i, value in enumerate(values)]).results
     assert (run.alone, run.record["timesteps"], run.integer_accuracy) == (False, 2, 92.0)
     assert (other.alone, other.record["timesteps"], other.integer_accuracy) == (True, 1, 91.0)
+    assert other.title == "LBQ, over T = 1 (trained over 2)"
+    assert all(other.record[key] == run.record[key] for key in ("variant", "n_max", "epochs", "seed"))
 
 
 def test_networks_of_unlike_bits_have_no_mean(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from lbq.report.cells import Table, dataset_name, images_cells, run_id
 from lbq.report.cost_figures import cost_figures, speed_figures
 from lbq.report.cost_tables import PAPER_SETTING, accounts
 from lbq.report.figures import Figure, seeds
+from lbq.report.front import front_figures
 from lbq.report.layer_figures import layer_figures
 from lbq.report.schematics import neuron_figures, surrogates
 from lbq.report.story import Story, picture, sentences, stories
@@ -57,6 +58,7 @@ def render(gathered: Gathered, technology: Technology = DEFAULT, tour: Tour | No
             [
                 "<p>Every energy on this page is <b>modelled</b>: counted operations times published prices. Nothing here was "
                 "measured with a meter.</p>" if energies else "",
+                _figures(front_figures(gathered)),
                 *ours("table6-counts"), *ours("table7-cost"), *energies[:1], _folded("The others' energy", energies[1:]),
                 *(with_prefix("technology", folded=True) if energies else []),
             ],
@@ -76,6 +78,7 @@ def all_figures(gathered: Gathered, technology: Technology = DEFAULT) -> list[Fi
         *map(picture, stories(gathered, technology)),
         *training_figures(gathered),
         *layer_figures(gathered),
+        *front_figures(gathered),
         *_beside_published(gathered, technology),
         *speed_figures(gathered.benchmarks),
         *_neuron(gathered),

@@ -195,9 +195,9 @@ def _attach(results: list[Result], analysis: Analysis, source: str) -> None:
     """Give an analysis to its run; without one, it stands for itself.
 
     Its run has its weights or, where a file does not name these, its configuration. A network deployed over other timesteps
-    than it was trained with is another.
+    than it was trained with is another, called after its run.
     """
-    facts = analysis.facts
+    facts, trained = analysis.facts, None
     if analysis.golden:
         raise LbqError(
             f"{source} is of {analysis.images} golden inputs, not of a test set: make it again with "
@@ -214,7 +214,9 @@ def _attach(results: list[Result], analysis: Analysis, source: str) -> None:
             if owner.alone and owner.accuracy is None:
                 record["test_accuracy"] = _float_accuracy(analysis)
             return
-    results.append(_standing_alone(analysis, source))
+        if same and not owner.alone:
+            trained = owner
+    results.append(_standing_alone(analysis, source, trained))
 
 
 def _owner_of(value: Mapping[str, Any], path: Path, results: Iterable[Result]) -> Result:
@@ -232,10 +234,14 @@ def _owner_of(value: Mapping[str, Any], path: Path, results: Iterable[Result]) -
     return owners[0]
 
 
-def _standing_alone(analysis: Analysis, source: str) -> Result:
+def _standing_alone(analysis: Analysis, source: str, trained: Result | None) -> Result:
     """A result made of an analysis alone. A deployed network is called after its file, and so are its images and its
-    model where it does not name them."""
+    model where it does not name them; after its run where that was trained over other timesteps."""
     facts = analysis.facts
+    if trained is not None:
+        told = {key: value for key, value in trained.record.items() if key in ("variant", "n_max", "epochs", "seed")}
+        name = f"{trained.name}, over T = {facts.get('timesteps')} (trained over {trained.record['timesteps']})"
+        facts = {**facts, **told, "name": name}
     own_name = (
         {"name": facts["name"]} if facts.get("kind") == "artefact" and facts.get("name") and facts.get("model") else {}
     )
