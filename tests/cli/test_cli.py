@@ -341,7 +341,8 @@ def test_training_ends_with_a_word_on_layers_that_do_not_fire(call: Call, config
     ]
     code, _, err = call("train", str(config_file), *changes, "-o", str(tmp_path / "run"), "--device", "cpu")
     assert code == 0, err
-    assert "hardly any neuron fires in layer3.0.sn1 (0 %), layer3.0.sn2 (0 %)" in " ".join(err.split())
+    said = " ".join(err.split()).partition("hardly any neuron fires in ")[2]
+    assert "layer3.0.sn1 (0 %), layer3.0.sn2 (0 %)" in said  # others too, by the number of threads
     assert "optim.neuron_decay_factor" in err
 
 

@@ -258,11 +258,20 @@ def test_the_front_joins_what_nothing_beats() -> None:
     assert ">net3" not in shown.replace("<title>net3", "")  # no name, for net2 beats it; a tip all the same
     assert "<title>net3" in shown
     assert "net4" not in shown
-    assert "Left out: 1 below 94.95 %." in figure.caption
+    assert "Left out: 1 below 94.90 %." in figure.caption
     assert "Hollow: published." in figure.caption
     assert ">our ANN, 97.20 %<" in shown
     assert ">ours, 300 epochs<" in shown
     assert ">LBQ (5), the paper<" in shown
+
+
+def test_a_front_far_below_the_published_one_and_one_of_silence_are_drawn() -> None:
+    (low,) = front_figures(Gathered([of_cifar(seed=i, test_accuracy=40.0 + i) for i in range(3)]))
+    assert "42.00 %" in low.svg
+    assert ">LBQ (5), the paper<" in low.svg
+    silent = [counted(of_cifar(seed=i, dataset="digits", test_accuracy=10.0), 0.0) for i in range(3)]
+    (silence,) = front_figures(Gathered(silent))
+    assert "0.00 M, 10.00 %" in silence.svg
 
 
 def test_a_front_is_of_one_dataset_and_network_and_needs_three() -> None:

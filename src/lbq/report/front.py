@@ -15,7 +15,7 @@ from lbq.results import paper
 from lbq.results.result import Gathered, Group
 
 LEAST = 3  # networks that make a front
-SPAN = 2.5  # points below the best accuracy; what is worse is left out
+SPAN = 2.5  # points below our best accuracy; what is worse is left out
 PAPER_NETWORK = ("cifar10", "resnet20w128")
 PUBLISHED = 0  # series
 
@@ -78,7 +78,7 @@ def front(networks: Sequence[_Network]) -> list[_Network]:
 
 def _figure(setting: tuple[str, str], groups: Sequence[Group], ours: Sequence[_Network]) -> Figure:
     published = _published() if setting == PAPER_NETWORK else []
-    least = max(n.accuracy for n in (*ours, *published)) - SPAN
+    least = max(n.accuracy for n in ours) - SPAN
     shown, theirs = ([n for n in some if n.accuracy >= least] for some in (ours, published))
     lengths = sorted({n.epochs for n in shown}, reverse=True)
     series = {epochs: i for i, epochs in enumerate(lengths, PUBLISHED + 1)}
@@ -90,7 +90,7 @@ def _figure(setting: tuple[str, str], groups: Sequence[Group], ours: Sequence[_N
     plot = Plot(
         "Accuracy against accumulations",
         "; ".join(f"{n.name}: {n}" for n, _ in named),
-        (0, 1.06 * max(n.millions for n in (*shown, *theirs))),
+        (0, 1.06 * max(n.millions for n in (*shown, *theirs)) or 1.0),
         padded([*(n.accuracy for n in (*shown, *theirs)), *anns]),
         "accumulations per image, millions",
         "accuracy %",
