@@ -14,7 +14,7 @@ from lbq.counting.technology import DEFAULT, PAPER, Technology
 from lbq.errors import LbqError
 from lbq.report.cells import PAPER_TIMESTEPS, title_at
 from lbq.report.cost_tables import accounts_of
-from lbq.report.figures import Figure, padded
+from lbq.report.figures import Figure, padded, unbeaten
 from lbq.report.svg import Plot
 from lbq.results import paper
 from lbq.results.result import Group
@@ -53,16 +53,12 @@ def _numbered(chosen: Sequence[tuple[Group, Account]]) -> list[Group]:
     """All of few runs. Of many the best of each N_max, and those that no other beats in accuracy and accumulations."""
     if len(chosen) <= MOST_NUMBERED:
         return [group for group, _ in chosen]
-    ranked = sorted(chosen, key=lambda pair: (pair[1].executed, -(pair[0].mean or 0.0)))
     best: dict[int, Group] = {}
-    unbeaten: list[Group] = []
-    for group, _ in ranked:
-        n_max, mean = int(group.record["n_max"]), group.mean or 0.0
-        if n_max not in best or mean > (best[n_max].mean or 0.0):
-            best[n_max] = group
-        if not unbeaten or mean > (unbeaten[-1].mean or 0.0):
-            unbeaten.append(group)
-    return [*best.values(), *unbeaten]
+    for group, _ in chosen:
+        n_max = int(group.record["n_max"])
+        best[n_max] = max(best.get(n_max, group), group, key=lambda one: one.mean or 0.0)
+    front = unbeaten(chosen, lambda pair: pair[1].executed, lambda pair: pair[0].mean or 0.0)
+    return [*best.values(), *(group for group, _ in front)]
 
 
 def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:

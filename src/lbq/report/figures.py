@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from lbq.report.cells import DATASETS, shown_dataset
 from lbq.report.svg import shade
@@ -44,6 +45,18 @@ def padded(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     return low - room, high + room
+
+
+Thing = TypeVar("Thing")
+
+
+def unbeaten(things: Iterable[Thing], price: Callable[[Thing], float], worth: Callable[[Thing], float]) -> list[Thing]:
+    """Those of which none is worth more at as low a price, or as much at a lower one; the cheapest first."""
+    best: list[Thing] = []
+    for thing in sorted(things, key=lambda one: (price(one), -worth(one))):
+        if not best or worth(thing) > worth(best[-1]):
+            best.append(thing)
+    return best
 
 
 Draw = Callable[[str, str, list[Result]], list[Figure]]  # from a heading, part of a file's name and runs

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from lbq.report.cells import dataset_name, title_at
 from lbq.report.cost_tables import accounts_of
-from lbq.report.figures import DATASET_LETTERS, Figure, padded, slug
+from lbq.report.figures import DATASET_LETTERS, Figure, padded, slug, unbeaten
 from lbq.report.svg import Plot, Point
 from lbq.results import paper
 from lbq.results.result import Gathered, Group
@@ -67,24 +67,15 @@ def _accuracy(group: Group) -> float | None:
     return fmean(deployed) if len(deployed) == len(group.results) else group.mean
 
 
-def front(networks: Sequence[_Network]) -> list[_Network]:
-    """Those of which none has as few accumulations and a higher accuracy, or fewer and as high a one."""
-    best: list[_Network] = []
-    for network in sorted(networks, key=lambda n: (n.millions, -n.accuracy)):
-        if not best or network.accuracy > best[-1].accuracy:
-            best.append(network)
-    return best
-
-
 def _figure(setting: tuple[str, str], groups: Sequence[Group], ours: Sequence[_Network]) -> Figure:
     published = _published() if setting == PAPER_NETWORK else []
     least = max(n.accuracy for n in ours) - SPAN
     shown, theirs = ([n for n in some if n.accuracy >= least] for some in (ours, published))
     lengths = sorted({n.epochs for n in shown}, reverse=True)
     series = {epochs: i for i, epochs in enumerate(lengths, PUBLISHED + 1)}
-    unbeaten = front(shown)
-    named = [*((n, PUBLISHED) for n in theirs), *((n, series[n.epochs]) for n in unbeaten)]
-    small = [n for n in shown if n not in unbeaten]
+    best = unbeaten(shown, lambda n: n.millions, lambda n: n.accuracy)
+    named = [*((n, PUBLISHED) for n in theirs), *((n, series[n.epochs]) for n in best)]
+    small = [n for n in shown if n not in best]
     trained = [g.mean for g in groups if g.mean is not None and not g.record.get("n_max")]
     anns = [accuracy for accuracy in trained if accuracy >= least]
     plot = Plot(
@@ -100,7 +91,7 @@ def _figure(setting: tuple[str, str], groups: Sequence[Group], ours: Sequence[_N
         y = plot.at_y(max(anns))
         plot.path([(plot.left, y), (plot.right, y)], "line axis", "2 3")
         plot.text(plot.right, y - 4, f"our ANN, {max(anns):.2f} %", "end", "soft small")
-    plot.path(_stairs([plot.at(n.point) for n in unbeaten]), "line axis")
+    plot.path(_stairs([plot.at(n.point) for n in best]), "line axis")
     for size, networks in ((2.5, [(n, series[n.epochs]) for n in small]), (4.5, named)):
         for n, s in networks:
             plot.mark(*plot.at(n.point), s, size, f"{n.name}: {n}", hollow=s == PUBLISHED)

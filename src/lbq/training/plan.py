@@ -16,7 +16,6 @@ from lbq.training.trainer import Trainer
 
 # Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
 VALUES_PER_SITE = {"fused": 2, "native": 3, "reference": 5}
-
 LEAST_FREE = 1e-3  # of the MACs: as few accumulations as no network gets along with
 
 
@@ -144,7 +143,7 @@ def _ill_matched(trainer: Trainer) -> Iterator[str]:
     cost = trainer.level_cost
     if cost is not None and 0 < cost.free < LEAST_FREE:
         yield (
-            f"train.level_cost_above={t.level_cost_above:g} is next to nothing for {cost.synapses / 1e6:,.0f} M MACs: give the "
+            f"train.level_cost_above={t.level_cost_above:g} is next to nothing for {cost.synapses:,} MACs: give the "
             "accumulations of a sample over all timesteps"
         )
     if o.name == "adamw" and o.lr > 0.01:
