@@ -33,8 +33,10 @@ from lbq.report.figures import level_colour
 from lbq.report.front import front_figures
 from lbq.report.layer_figures import analysis_figures, layer_figures
 from lbq.report.output import make, tour_of
+from lbq.report.plot import Plot, label, log_ticks, ticks
 from lbq.report.schematics import SURROGATES, neuron_figures, slope, surrogates
-from lbq.report.svg import DARK, LIGHT, Plot, label, log_ticks, shade, standalone, ticks
+from lbq.report.svg import standalone
+from lbq.report.theme import DARK, LIGHT, shade
 from lbq.report.tour import LINE, Picture, level_pixel, take
 from lbq.report.training_figures import training_figures
 from lbq.results import paper

@@ -15,7 +15,7 @@ from lbq.errors import LbqError
 from lbq.report.cells import PAPER_TIMESTEPS, title_at
 from lbq.report.cost_tables import accounts_of
 from lbq.report.figures import Figure, padded, unbeaten
-from lbq.report.svg import Plot
+from lbq.report.plot import Plot
 from lbq.results import paper
 from lbq.results.result import Group
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from lbq.report.cells import DATASETS, shown_dataset
-from lbq.report.svg import shade
+from lbq.report.theme import shade
 from lbq.results.result import Gathered, Result, by_key, names
 
 DATASET_LETTERS = 12  # of a dataset in a file's name

@@ -10,7 +10,8 @@ from statistics import fmean
 from lbq.report.cells import dataset_name, title_at
 from lbq.report.cost_tables import accounts_of
 from lbq.report.figures import DATASET_LETTERS, Figure, padded, slug, unbeaten
-from lbq.report.svg import Plot, Point
+from lbq.report.plot import Plot
+from lbq.report.svg import Point
 from lbq.results import paper
 from lbq.results.result import Gathered, Group
 

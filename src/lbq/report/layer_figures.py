@@ -10,7 +10,7 @@ from lbq.counting.analysis import Analysis
 from lbq.report.cells import shown_dataset
 from lbq.report.figures import Figure, by_task, level_colour, padded, seeds, series_of, slug, titles
 from lbq.report.membrane_figures import membranes, membranes_of_all
-from lbq.report.svg import Plot
+from lbq.report.plot import Plot
 from lbq.results import paper
 from lbq.results.result import SUFFIX_LETTERS, Gathered, Group, Result
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from lbq.counting.analysis import Analysis, LayerAnalysis, Membrane
 from lbq.report.figures import Figure
-from lbq.report.svg import Drawing, Plot, number
+from lbq.report.plot import Plot
+from lbq.report.svg import Drawing, number
 
 SEEN = 0.005  # of the highest share: what is lower, at both ends of the axis, is not drawn
 

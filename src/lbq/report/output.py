@@ -10,10 +10,10 @@ from lbq.counting.analysis import Analysis
 from lbq.counting.inputs import read_input
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.errors import LbqError
-from lbq.report import svg
 from lbq.report.formats import comma_separated, latex, markdown
 from lbq.report.layer_figures import ANALYSIS_FIGURES, analysis_figures
 from lbq.report.page import all_figures, render
+from lbq.report.svg import standalone
 from lbq.report.tables import all_tables
 from lbq.report.tour import Tour, take
 from lbq.results.gather import ACCOUNT
@@ -39,7 +39,7 @@ def make(
     """
     if format == "svg":
         figures = all_figures(gathered, technology)
-        return files.write_all(path, {f"{figure.id}.svg": shown(svg.standalone(figure.svg)) for figure in figures})
+        return files.write_all(path, {f"{figure.id}.svg": shown(standalone(figure.svg)) for figure in figures})
     if format == "html":
         return files.write(path, shown(render(gathered, technology, tour_of(gathered, image), title)))
     tables = all_tables(gathered, technology)
@@ -76,9 +76,7 @@ def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
     texts = {"analysis.json": json.dumps(analysis.to_dict(), separators=(",", ":")) + "\n"}
     if analysis.layers:
         texts["layers.csv"] = shown(analysis.csv())
-        texts |= {
-            f"{name}.svg": shown(svg.standalone(figure.svg)) for name, figure in analysis_figures(analysis).items()
-        }
+        texts |= {f"{name}.svg": shown(standalone(figure.svg)) for name, figure in analysis_figures(analysis).items()}
     files.write_all(folder, texts)
     possible = {"layers.csv", *(f"{name}.svg" for name in ANALYSIS_FIGURES)}
     for stale in [folder / name for name in sorted(possible - texts.keys()) if older]:

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from lbq._version import __version__
 from lbq.counting.technology import DEFAULT, Technology
-from lbq.report import svg
+from lbq.report import theme
 from lbq.report.cells import Table, dataset_name, images_cells, run_id
 from lbq.report.cost_figures import cost_figures, speed_figures
 from lbq.report.cost_tables import PAPER_SETTING, accounts
@@ -116,7 +116,7 @@ def _neuron(gathered: Gathered) -> list[Figure]:
 def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
     style = (files("lbq.report") / "style.css").read_text(encoding="utf-8")
     script = (files("lbq.report") / "script.js").read_text(encoding="utf-8")
-    light, dark = svg.variables(svg.LIGHT), svg.variables(svg.DARK)
+    light, dark = theme.variables(theme.LIGHT), theme.variables(theme.DARK)
     themes = (
         f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
         f":root[data-theme=light]{{color-scheme:light;{light}}}:root[data-theme=dark]{{color-scheme:dark;{dark}}}"
@@ -131,7 +131,7 @@ def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title>'
-        f"<style>{themes}{style}{svg.RULES}</style></head>\n<body>"
+        f"<style>{themes}{style}{theme.RULES}</style></head>\n<body>"
         '<a class="skip" href="#main">Skip to the results</a>'
         f"<header><h1>{escape(title)}</h1></header>"
         f'<nav aria-label="Sections"><ul>{links}</ul><button id="theme" type="button" hidden>Dark</button></nav>\n'

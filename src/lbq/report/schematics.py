@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from lbq.counting.analysis import Trace
 from lbq.report.figures import Figure, level_colour
-from lbq.report.svg import WIDTH, Drawing, Plot
+from lbq.report.plot import Plot
+from lbq.report.svg import WIDTH, Drawing
 
 N_MAX, TAIL = 5, 0.5  # of the paper's Fig. 3
 MOST_BARS = 12  # of the neuron at work, gaps between neurons included: more would be too narrow for their levels

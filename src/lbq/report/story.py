@@ -12,7 +12,8 @@ from lbq.counting.technology import DEFAULT, Technology
 from lbq.report.cells import dataset_name, decimals
 from lbq.report.cost_tables import accounts_of
 from lbq.report.figures import DATASET_LETTERS, Figure, padded, series_of, slug, titles
-from lbq.report.svg import SERIES, WIDTH, Drawing, broken
+from lbq.report.svg import WIDTH, Drawing, broken
+from lbq.report.theme import SERIES
 from lbq.results.result import Gathered, Group
 
 ANN_SERIES = 7  # grey, where no ANN was trained with the network

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lbq.engine import Network
 from lbq.graph import Synapse
 from lbq.graph.levels import bit_planes, gated, synapse_product
-from lbq.report.svg import LIGHT, shade
+from lbq.report.theme import LIGHT, shade
 
 CHANNELS_PER_LAYER = 12  # the busiest
 LIKELIEST_CLASSES = 5

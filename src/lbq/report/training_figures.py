@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lbq.report.figures import Figure, by_task, padded, seeds, series_of, titles
-from lbq.report.svg import DASHES, Plot, Point, label, ticks
+from lbq.report.plot import Plot, label, ticks
+from lbq.report.svg import Point
+from lbq.report.theme import DASHES
 from lbq.results.result import Gathered, Result, by_key, names
 
 CURVES = (  # key in the log, title, unit
