@@ -82,16 +82,29 @@ def test_from_the_command_line(net: Network, tmp_path: Path, call: Call) -> None
     for wrong in (
         [],
         ["--timesteps", "1", "--bits", "4"],
-        ["--timesteps", "1", "--noise"],
+        ["--noise", "--stream"],
         ["--timesteps", "1", "a=1"],
     ):
         error = call.refused(*command, *wrong)
-        assert error.startswith(f"lbq: {two} is deployed already, and nothing but its --timesteps can be changed")
+        assert error.startswith(f"lbq: {two} is deployed already, and only --timesteps and --noise can change it")
     assert not one.exists()
     stored = two.read_bytes()
     error = call.refused(*command, "--timesteps", "1", "-o", two)
     assert error == f"lbq: -o {two} is the network itself, which it would replace: give another name\n"
     assert two.read_bytes() == stored
+
+
+@pytest.mark.parametrize("timesteps", [(), ("--timesteps", "1")])
+def test_noise_takes_the_place_of_images(timesteps: tuple[str, ...], net: Network, tmp_path: Path, call: Call) -> None:
+    images = pixels(3, 3, 6, 6, seed=4)
+    save(tmp_path / "images.lbq", net.with_golden(images))
+    call.json("deploy", tmp_path / "images.lbq", "--noise", *timesteps, "-o", tmp_path / "public.lbq")
+    public = load(tmp_path / "public.lbq")
+    assert public.network.facts == {**net.network.facts, "golden": "noise"}
+    assert public.golden is not None
+    assert not any(np.array_equal(one, other) for one in public.golden.inputs for other in images)
+    assert public.verify("dense") == public.verify("bitplane") == 8
+    np.testing.assert_array_equal(public.run(images).logits, (net.over(1) if timesteps else net).run(images).logits)
 
 
 def test_a_network_without_golden_vectors_stays_so(net: Network, tmp_path: Path, call: Call) -> None:

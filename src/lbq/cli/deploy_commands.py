@@ -24,7 +24,9 @@ Threads = Annotated[int | None, typer.Option(min=1, max=256, help="CPU threads; 
 
 
 def deploy(
-    run: Annotated[Path, typer.Argument(help="Run folder, or a deployed network for --timesteps: model.lbq.")],
+    run: Annotated[
+        Path, typer.Argument(help="Run folder, or a deployed network for --timesteps or --noise: model.lbq.")
+    ],
     changes: Changes = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("model.lbq"),
     bits: Annotated[
@@ -54,13 +56,14 @@ def deploy(
             raise LbqError(f"--levels {levels} is the file of the network: give another name")
     if is_deployed(run):
         deployed = _load_deployed(run)
-        if bits is not None or noise or stream or changes or timesteps is None:
+        if bits is not None or stream or changes or not (timesteps or noise):
             raise LbqError(
-                f"{run} is deployed already, and nothing but its --timesteps can be changed: for the rest, deploy its run"
+                f"{run} is deployed already, and only --timesteps and --noise can change it: for the rest, deploy its run"
             )
         if out.resolve() == resolve(run).resolve():
             raise LbqError(f"-o {out} is the network itself, which it would replace: give another name")
-        network, remark = deployed.over(timesteps), None
+        network, remark = deployed if timesteps is None else deployed.over(timesteps), None
+        network = network.with_noise() if noise else network
         if deployed.network.exits is not None and network.network.exits is None:
             remark = (
                 f"its margins to stop early were for {deployed.network.timesteps} timesteps: lbq exits chooses others"

@@ -21,13 +21,13 @@ from lbq.deploy.lowering.lower import lower
 from lbq.deploy.lowering.shapes import InputShape
 from lbq.deploy.verify import confirm
 from lbq.engine import Network
+from lbq.engine.engine import GOLDEN_INPUTS, noise_for
 from lbq.errors import GraphError
 from lbq.graph import Graph
 from lbq.graph.quantise import quantise
 from lbq.graph.rewrites import absorb, fold_gain, on_pixels
 from lbq.runs import run_folder
 
-GOLDEN_INPUTS = 8  # that an artefact carries
 LARGEST_STD = 4.0  # of pixel / scale; a larger one is a mistake
 CONFIRMED_INPUTS = 2  # run once more by the trained network: not one, so that mixing them would be seen
 
@@ -78,7 +78,7 @@ def deploy(
     graph = absorb(fold_gain(graph))
     input_max = 255 if pixels is None else pixels.scale
     network = quantise(graph, bits, classes, input_max, all_facts, stream)
-    inputs = _noise(graph, input_max) if examples is None else _checked_examples(examples, graph, input_shape)
+    inputs = noise_for(network) if examples is None else _checked_examples(examples, graph, input_shape)
     confirmed = (inputs[:CONFIRMED_INPUTS] if static else inputs[:, :CONFIRMED_INPUTS]).astype(np.float64)
     x = confirmed
     if pixels is not None:
@@ -148,15 +148,6 @@ def _checked_facts(facts: Mapping[str, Any] | None, golden: str) -> dict[str, An
     except (TypeError, ValueError) as error:
         raise GraphError(f"facts must be JSON values under names: {error}") from error
     return checked
-
-
-def _noise(graph: Graph, most: int) -> NDArray[np.uint8]:
-    """Random inputs: images of any pixels; event frames, each with counts twice as high as the one before."""
-    size, random = (GOLDEN_INPUTS, *graph.input_shape), np.random.default_rng(0)
-    if graph.static:
-        return random.integers(0, most + 1, size, np.uint8)
-    highest = np.maximum(most >> np.arange(GOLDEN_INPUTS)[::-1], 1)[:, None, None, None]
-    return random.integers(0, highest + 1, (graph.timesteps, *size), np.uint8)
 
 
 def _checked_examples(examples: Any, graph: Graph, input_shape: InputShape) -> NDArray[np.uint8]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from lbq.native import cpus
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
 ENGINES: tuple[Engine, ...] = ("auto", "dense", "bitplane", "cuda")
 MOST_THREADS = 256
+GOLDEN_INPUTS = 8  # that a file carries
 GOLDEN_REMEDY = "the file is wrong, or this engine is; compare it with another, lbq run --against"
 
 
@@ -193,6 +195,11 @@ class Network:
         golden = Golden(np.ascontiguousarray(inputs), output.logits, level_digests(output.levels))
         return Network(self.network, golden, self._file)
 
+    def with_noise(self) -> Network:
+        """The network with random golden inputs, so that its file carries no image of a dataset."""
+        network = replace(self.network, facts={**self.network.facts, "golden": "noise"})
+        return Network(network, None, self._file).with_golden(noise_for(network))
+
     def watch(self, images: NDArray[np.uint8], on_membranes: OnMembranes, trace: bool | OnLevels = False) -> Output:
         """As `run`, and call on_membranes(layer, timestep, membranes) with int32 membranes `[B, H, W, C]` before emission."""
         x = self._checked(images)
@@ -260,6 +267,15 @@ class Network:
         if not np.array_equal(output.logits, self.golden.logits):
             raise ArtefactError(f"the logits are not the golden ones: {GOLDEN_REMEDY}")
         return len(output.logits)
+
+
+def noise_for(net: IntegerNetwork) -> NDArray[np.uint8]:
+    """Random inputs: images of any pixels; event frames, each with counts twice as high as the one before."""
+    size, random = (GOLDEN_INPUTS, *net.input_shape), np.random.default_rng(0)
+    if net.static:
+        return random.integers(0, net.input_max + 1, size, np.uint8)
+    highest = np.maximum(net.input_max >> np.arange(GOLDEN_INPUTS)[::-1], 1)[:, None, None, None]
+    return random.integers(0, highest + 1, (net.timesteps, *size), np.uint8)
 
 
 def load(name_or_path: Path | str) -> Network:
