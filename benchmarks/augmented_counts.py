@@ -21,7 +21,7 @@ from lbq.batches.policies import ImageAugment
 from lbq.data.cifar import load_cifar10
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-PLAIN = {"crop_padding": 4, "flip": True}
+PLAIN: dict[str, object] = {"crop_padding": 4, "flip": True}
 AUGMENTATIONS: dict[str, dict[str, object]] = {
     "as they are": {},
     "crop, flip": PLAIN,

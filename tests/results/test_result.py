@@ -338,7 +338,7 @@ def test_bad_paths(tmp_path: Path) -> None:
     twins = [stored(tmp_path, f"{name}.json", record()) for name in "ab"]
     for paths, message in (
         ([tmp_path / "nowhere"], "does not exist"),
-        ([tmp_path / "empty"], "holds no runs and no records"),
+        ([tmp_path / "empty"], "holds no runs, no records and no deployed"),
         ([], "nothing to report"),
         ([tmp_path / "x.txt"], "neither a record"),
         ([tmp_path / "x.json"], "cannot be read as JSON"),

@@ -6,13 +6,16 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lbq import engine
 from lbq.errors import LbqError
 from lbq.results.gather import gather
 from lbq.runs.records import read
 from tests.support.commands import Call
 from tests.support.report_runs import record, runs_folder
+from tests.support.small_nets import deployed, pixels
 
 WRITTEN = Path("analysis") / "analysis.json"
 
@@ -64,7 +67,7 @@ def test_beside_a_model_and_a_record(run: Path, tmp_path: Path) -> None:
     value = json.loads(written.read_text())
     value["facts"]["weights_sha256"] = "f" * 64
     written.write_text(json.dumps(value))
-    with pytest.raises(LbqError, match="is of other weights than .*m.lbq holds: run lbq analyze on it again"):
+    with pytest.raises(LbqError, match="is of another network than .*m.lbq holds: run lbq analyze on it again"):
         gather([tmp_path / "m.lbq"])
 
 
@@ -83,3 +86,61 @@ def test_account_keeps_its_counts_for_reports(run: Path, call: Call) -> None:
     assert code == 0
     assert "modelled" in out
     assert "a report will not find these counts" in err
+
+
+@pytest.fixture
+def deployments(run: Path, tmp_path: Path, call: Call) -> Path:
+    """A folder of one run, deployed with 8 and with 3 bits, both analysed."""
+    folder = tmp_path / "deployed"
+    folder.mkdir()
+    for bits in ("8", "3"):
+        model = str(folder / f"bits{bits}.lbq")
+        call.json("deploy", str(run), "--bits", bits, "-o", model)
+        call.json("analyze", model)
+    return folder
+
+
+def test_a_network_that_took_the_place_of_another_is_analysed_again(deployments: Path, call: Call) -> None:
+    shutil.copy(deployments / "bits3.lbq", deployments / "bits8.lbq")
+    assert "is of another network than" in call.refused("report", str(deployments / "bits8.lbq"), "-o", "r.html")
+
+
+def test_deployments_of_one_run_are_rows_of_their_own(run: Path, deployments: Path, tmp_path: Path, call: Call) -> None:
+    models = [deployments / "bits3.lbq", deployments / "bits8.lbq"]
+    found = [(r.name, r.integer_bits) for r in gather(models).results]
+    assert found == [("bits3.lbq", 3), ("bits8.lbq", 8)]
+    assert sorted((r.name, r.integer_bits) for r in gather([deployments]).results) == sorted(found)
+    (run / "model.lbq").unlink()
+    (trained, other) = gather([run, *models], read).results
+    assert (trained.integer_bits, other.name, other.integer_bits) == (3, f"{trained.name}, 8 bits", 8)
+    call.json("account", str(models[0]))  # counts of a network that is there already
+    assert [len(r.analyses) for r in gather(models).results] == [2, 1]
+    out = tmp_path / "r.md"
+    call.json("report", *map(str, models), "--format", "md", "-o", str(out))
+    assert all(name in out.read_text() for name in ("bits3.lbq", "bits8.lbq"))
+
+
+def test_networks_of_ones_own_are_told_apart(tmp_path: Path, call: Call) -> None:
+    """They name no weights of a run."""
+    np.savez(tmp_path / "own.npz", images=pixels(6, 3, 8, 8), labels=np.arange(6) % 5)
+    for name, id in (("a", "resnet8w4"), ("b", "resnet8w2")):
+        engine.save(tmp_path / f"{name}.lbq", deployed(id))
+        for verb in ("account", "analyze"):
+            call.json(verb, str(tmp_path / f"{name}.lbq"), "--data", str(tmp_path / "own.npz"))
+    assert counted(tmp_path / "a.lbq", tmp_path / "b.lbq") == [2, 2]
+    shutil.copy(tmp_path / "a.lbq", tmp_path / "b.lbq")
+    with pytest.raises(LbqError, match="is of another network than"):
+        gather([tmp_path / "b.lbq"])
+
+
+def test_by_a_name_and_in_a_folder_for_a_hub(
+    run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(run / "model.lbq", tmp_path / "known.lbq")
+    monkeypatch.setenv("LBQ_MODELS", str(tmp_path))
+    monkeypatch.chdir(run)
+    assert gather([Path("known")]).artefacts == [tmp_path / "known.lbq"]
+    for more in ([], ["--run", str(run)]):
+        hub = tmp_path / f"hub{len(more)}"
+        call.json("models", "export", "known", "-o", str(hub), *more)
+        assert gather([hub]).artefacts == [hub / "model.lbq"]

@@ -15,6 +15,7 @@ from lbq.counting.membranes import Membranes
 from lbq.counting.tally import Tallies
 from lbq.data.testset import TestSet
 from lbq.engine.engine import Network
+from lbq.engine.file.artefact import fingerprint
 from lbq.graph import INPUT
 from lbq.graph.integer import is_name
 from lbq.graph.levels import Integers
@@ -101,6 +102,7 @@ def facts_of(net: Network, test: TestSet, name: str) -> dict[str, Any]:
         "bits": bits if type(bits := stored.get("bits")) is int else None,
         "config_hash": _name(stored.get("config_hash")),
         "weights_sha256": _name(stored.get("weights_sha256")),
+        "network_sha256": fingerprint(net.network),
         "data": test.name,
     }
 

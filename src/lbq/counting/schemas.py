@@ -61,7 +61,8 @@ ANALYSIS = Fields(
         "accuracy": Maybe(schema.PERCENT),
         "facts": Fields(
             optional={
-                **dict.fromkeys(("name", "dataset", "model", "variant", "config_hash", "weights_sha256"), schema.TEXT),
+                **dict.fromkeys(("name", "dataset", "model", "variant", "config_hash"), schema.TEXT),
+                **dict.fromkeys(("weights_sha256", "network_sha256"), schema.TEXT),
                 **dict.fromkeys(("timesteps", "n_max", "epochs", "seed"), schema.COUNT),
             }
         ),

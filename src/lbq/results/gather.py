@@ -12,6 +12,8 @@ from lbq import engine
 from lbq.counting import analysis as analyze
 from lbq.counting.analysis import Analysis
 from lbq.counting.analysis import read_json as read_json
+from lbq.engine.file.artefact import fingerprint
+from lbq.engine.published import is_deployed, resolve
 from lbq.errors import LbqError, RunError
 from lbq.results.result import SUFFIX_LETTERS, Gathered, Result
 from lbq.results.schemas import FINISHED, INTEGER_RECORD, RECORD
@@ -35,7 +37,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
     gathered = Gathered()
     analyses: list[tuple[Analysis, str]] = []
     integers: list[tuple[dict[str, Any], Path]] = []
-    folders: dict[tuple[str, int], Path] = {}
+    folders: dict[tuple[object, ...], Path] = {}
     for path in dict.fromkeys(inner for named in paths for inner in _expanded(Path(named))):
         if not gathered.twins.keys().isdisjoint(path.parents):
             continue
@@ -75,21 +77,29 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
 
 
 def _refuse_stale(analysis: Analysis, path: Path, before: Gathered) -> None:
-    """An analysis inside a run folder must be of the run's weights, one beside a deployed network of that network's."""
-    owner: tuple[Path, Mapping[str, Any]] | None = None
-    if before.results and Path(before.results[-1].source) == path.parents[1]:
-        owner = path.parents[1], before.results[-1].record
-    elif before.artefacts and before.artefacts[-1].with_suffix(".analysis") == path.parent:
-        owner = before.artefacts[-1], engine.load(before.artefacts[-1]).network.facts
-    if owner is not None and _of_other_weights(analysis, owner[1]):
-        again = "deploy the run and analyse it again" if owner[0].is_dir() else "run lbq analyze on it again"
-        raise LbqError(f"{path} is of other weights than {owner[0]} holds: {again}")
+    """An analysis inside a run folder must be of the run's weights, one beside a deployed network of that network."""
+    run, model = path.parents[1], before.artefacts[-1] if before.artefacts else None
+    if before.results and Path(before.results[-1].source) == run:
+        if _of_other_weights(analysis, before.results[-1].record):
+            raise LbqError(f"{path} is of other weights than {run} holds: deploy the run and analyse it again")
+    elif model is not None and model.with_suffix(".analysis") == path.parent:
+        network = engine.load(model).network
+        told = {"timesteps": network.timesteps, "bits": network.facts.get("bits")}
+        ours = {**network.facts, **told, "network_sha256": fingerprint(network)}
+        if _of_other_weights(analysis, ours) or not _same_deployment(analysis.facts, ours):
+            raise LbqError(f"{path} is of another network than {model} holds: run lbq analyze on it again")
 
 
 def _of_other_weights(analysis: Analysis, record: Mapping[str, Any]) -> bool:
     """Whether both name their weights, and not the same ones."""
     theirs, ours = analysis.facts.get("weights_sha256"), record.get("weights_sha256")
     return bool(theirs and ours and theirs != ours)
+
+
+def _same_deployment(some: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two files are of one deployed network, as far as both say it. An older analysis does not name its network."""
+    key = ("network_sha256",) if some.get("network_sha256") and other.get("network_sha256") else ("timesteps", "bits")
+    return all(some[name] == other[name] for name in key if some.get(name) and other.get(name))
 
 
 def _tell_apart(results: Iterable[Result]) -> None:
@@ -116,7 +126,9 @@ def _number_repeats(results: Iterable[Result]) -> None:
 
 
 def _expanded(path: Path) -> Iterable[Path]:
-    """The path itself, or what a folder that is no run holds: runs, and records in JSON."""
+    """The path itself, or what a folder that is no run holds: runs, deployed networks, and records in JSON."""
+    if is_deployed(path):  # by its name, or in a folder for a hub
+        path = resolve(path) if path.suffix not in (".json", ".lbq") else path
     if not path.exists():
         raise LbqError(f"{path} does not exist: give a record, a run folder, a model.lbq or an analysis")
     files.refuse_pipe(path)
@@ -129,9 +141,11 @@ def _expanded(path: Path) -> Iterable[Path]:
         return [path, *_written(path)]
     if (path / "config.toml").exists():
         return [path, *_written(path)]
-    inside = sorted(p for p in path.iterdir() if p.suffix == ".json" or _is_run(p))
+    inside = sorted(p for p in path.iterdir() if p.suffix in (".json", ".lbq") or _is_run(p))
     if not inside:
-        raise LbqError(f"{path} holds no runs and no records: give a run folder, or a folder of records")
+        raise LbqError(
+            f"{path} holds no runs, no records and no deployed networks: give a run folder, or a folder of these"
+        )
     return [nested for p in inside for nested in (p, *_written(p))]
 
 
@@ -195,7 +209,7 @@ def _attach(results: list[Result], analysis: Analysis, source: str) -> None:
     """Give an analysis to its run; without one, it stands for itself.
 
     Its run has its weights or, where a file does not name these, its configuration. A network deployed over other timesteps
-    than it was trained with is another, called after its run.
+    than it was trained with is another, called after its run; so is a second one, as with other bits.
     """
     facts, trained = analysis.facts, None
     if analysis.golden:
@@ -205,11 +219,17 @@ def _attach(results: list[Result], analysis: Analysis, source: str) -> None:
         )
     for owner in reversed(results):
         record = owner.record
+        deployed = [a for a in owner.analyses if a.deployed and analysis.deployed]
         if weights := facts.get("weights_sha256"):
             same = record.get("weights_sha256") == weights
+        elif owner.alone:
+            same = bool(own := facts.get("network_sha256")) and any(
+                a.facts.get("network_sha256") == own for a in deployed
+            )
         else:
-            same = record["config_hash"] == facts.get("config_hash") and not owner.alone
-        if same and facts.get("timesteps", record["timesteps"]) == record["timesteps"]:
+            same = record["config_hash"] == facts.get("config_hash")
+        fits = all(_same_deployment(facts, a.facts) for a in deployed)
+        if same and fits and facts.get("timesteps", record["timesteps"]) == record["timesteps"]:
             owner.analyses.append(analysis)
             if owner.alone and owner.accuracy is None:
                 record["test_accuracy"] = _float_accuracy(analysis)
@@ -240,8 +260,9 @@ def _standing_alone(analysis: Analysis, source: str, trained: Result | None) -> 
     facts = analysis.facts
     if trained is not None:
         told = {key: value for key, value in trained.record.items() if key in ("variant", "n_max", "epochs", "seed")}
-        name = f"{trained.name}, over T = {facts.get('timesteps')} (trained over {trained.record['timesteps']})"
-        facts = {**facts, **told, "name": name}
+        timesteps, trained_over = facts.get("timesteps"), trained.record["timesteps"]
+        other = f"over T = {timesteps} (trained over {trained_over})" if timesteps != trained_over else ""
+        facts = {**facts, **told, "name": f"{trained.name}, {other or _bits(facts)}"}
     own_name = (
         {"name": facts["name"]} if facts.get("kind") == "artefact" and facts.get("name") and facts.get("model") else {}
     )
@@ -262,13 +283,17 @@ def _standing_alone(analysis: Analysis, source: str, trained: Result | None) -> 
     return Result(record, source, [analysis])
 
 
+def _bits(facts: Mapping[str, Any]) -> str:
+    return "deployed again" if facts.get("bits") is None else f"{facts['bits']} bits"
+
+
 def _float_accuracy(analysis: Analysis) -> float | None:
     return analysis.accuracy if analysis.complete and not analysis.deployed else None
 
 
 def _refuse_twins(results: Sequence[Result]) -> None:
     """Refuse a run that is named twice: it would count twice in a mean."""
-    seen: dict[tuple[str, int], str] = {}
+    seen: dict[tuple[object, ...], str] = {}
     for result in results:
         if network := _network(result):
             if network in seen:
@@ -276,7 +301,11 @@ def _refuse_twins(results: Sequence[Result]) -> None:
             seen[network] = result.source
 
 
-def _network(result: Result) -> tuple[str, int] | None:
-    """Weights and timesteps, which no two finished runs share; None where they are not known."""
+def _network(result: Result) -> tuple[object, ...] | None:
+    """Weights and timesteps, which no two finished runs share; None where they are not known. Of one that only an analysis
+    is left of, what was deployed too."""
     weights = result.record.get("weights_sha256", "")
-    return (weights, result.record["timesteps"]) if result.finished and weights else None
+    if not (result.finished and weights):
+        return None
+    facts = result.analyses[0].facts if result.alone else {}
+    return weights, result.record["timesteps"], facts.get("network_sha256"), facts.get("bits")

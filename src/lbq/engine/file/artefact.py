@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,18 @@ def level_digests(levels: Mapping[str, NDArray[Any]]) -> dict[str, tuple[str, ..
         name: tuple(hashlib.sha256(np.ascontiguousarray(step).tobytes()).hexdigest() for step in level)
         for name, level in levels.items()
     }
+
+
+def fingerprint(network: IntegerNetwork) -> str:
+    """The SHA-256 of what a network computes: equal for files that differ in golden inputs, exits and facts alone."""
+    tensors, text = proved(replace(network, exits=None))
+    for name in ("producer", "version", "facts", "classes"):
+        del text[name]
+    digest = hashlib.sha256(json.dumps(text, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype.str} {tensor.shape}".encode())
+        digest.update(np.ascontiguousarray(tensor).data)
+    return digest.hexdigest()
 
 
 # Writing ---------------------------------------------------------------------------------------------------------------
