@@ -219,6 +219,8 @@ def test_doctor(call: Call) -> None:
 def test_doctor_says_why_native_kernels_are_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LBQ_NATIVE", "off")
     assert "deployed networks: NumPy kernels (switched off by LBQ_NATIVE=off)" in call("doctor")[1]
+    monkeypatch.setenv("LBQ_NATIVE", "0")
+    assert call.refused("doctor") == "lbq: LBQ_NATIVE=0: it may be on or off\n"
 
 
 def test_doctor_without_torch(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +292,7 @@ def test_version_and_help(call: Call) -> None:
         (["demo", "--out", "."], ". exists already"),
         (["demo", "--out", "/dev/null/run"], "cannot write under"),
         (["account"], "give a run folder or a model.lbq, or --paper"),
-        (["account", "--paper", "--limit", "3"], "--data, --limit and --device are for a network that is run"),
+        (["account", "--paper", "--limit", "3"], "--data, --limit, --device and --exit are for a network that is run"),
         (["account", "nowhere"], "nowhere does not exist: give a run folder, or a model.lbq"),
     ],
 )

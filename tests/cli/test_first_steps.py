@@ -68,11 +68,11 @@ def test_a_state_dict_is_no_deployed_network(call: Call, tmp_path: Path, options
 def test_run_points_to_predict_for_images_without_labels(call: Call, model: Path, images: Path) -> None:
     line = call.refused("run", model, images / "a.png")
     assert (
-        f"a.png is an image, and run tests a dataset, or a .npz with images and labels: `lbq predict MODEL {images}"
+        f"a.png is an image, not a dataset's folder, nor a .npz with images and labels: `lbq predict MODEL {images}"
         in line
     )
     assert f"`lbq predict MODEL {images}` classifies them" in call.refused("run", model, images)
-    assert "notes.txt is a file, and run tests" in call.refused("run", model, images / "notes.txt")
+    assert "notes.txt is a file, not a dataset" in call.refused("run", model, images / "notes.txt")
 
 
 def test_nir_says_first_that_it_needs_a_run(call: Call, model: Path, tmp_path: Path) -> None:
@@ -136,6 +136,7 @@ def test_predict_takes_folders_and_arrays(call: Call, model: Path, network: Inte
     logits = lbq.engine.load(model).run(x).logits
     for file in ("many.npy", "many.npz"):
         rankings = classify(lbq.engine.load(model), [images / file])
+        assert rankings == classify(lbq.engine.load(model), str(images / file))
         assert list(rankings) == [f"{images / file}[{i}]" for i in range(len(x))]
         first = [classes[0]["logit"] for classes in rankings.values()]
         np.testing.assert_array_equal(first, logits.max(1))
@@ -145,9 +146,15 @@ def test_what_predict_cannot_read_is_named(call: Call, model: Path, network: Int
     (tmp_path / "empty").mkdir()
     assert "empty holds no images and no .npy files" in call.refused("predict", model, tmp_path / "empty")
     np.save(tmp_path / "flat.npy", pixels(3, 8, 8))
-    assert "flat.npy must be uint8 [1, 8, 8], not uint8 [3, 8, 8]" in call.refused(
-        "predict", model, tmp_path / "flat.npy"
-    )
+    line = call.refused("predict", model, tmp_path / "flat.npy")
+    assert "flat.npy must be uint8 [1, 8, 8], or several of these with an axis more in front; it is uint8 [3, 8" in line
+    np.save(tmp_path / "none.npy", pixels(0, 1, 8, 8))
+    np.savez(tmp_path / "none.npz", images=pixels(0, 1, 8, 8))
+    for name in ("none.npy", "none.npz"):
+        assert f"{name} has no samples" in call.refused("predict", model, tmp_path / name)
+    (tmp_path / "text.npy").write_text("no array")
+    line = call.refused("predict", model, tmp_path / "text.npy")
+    assert line.endswith("text.npy cannot be read as .npy: it holds no array that NumPy saved, or one of objects\n")
     np.savez(tmp_path / "f.npz", images=np.zeros((2, 1, 8, 8)))
     with pytest.raises(DataError, match=r"np.rint\(images \* 255\)"):
         list(read_inputs(tmp_path / "f.npz", network))

@@ -119,7 +119,7 @@ def test_events_from_a_port(call: Call, model: Path) -> None:
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        facts = call.json("watch", "--udp", port, model, "--frame-ms", 5, "--frames", 6)
+        facts = call.json("watch", "--udp", port, model, "--sensor", "8x8", "--frame-ms", 5, "--frames", 6)
     finally:
         done.set()
         sender.join()
@@ -152,6 +152,8 @@ def test_what_cannot_be_watched_is_one_line(call: Call, model: Path, recording: 
     for arguments, message in {
         (recording,): "watch takes a recording and a network, lbq watch FILE MODEL",
         ("--udp", 0, recording, model): "watch takes a recording and a network",
+        ("--udp", 0, model): "--udp: say how large the sensor is, such as --sensor 128x128",
+        ("--udp", 0, model, "--sensor", "8x8", "--speed", 2): "--speed is for a recording",
         (recording, model): "say how long a frame is with --frame-ms",
         (recording, model, "--frame-ms", 0): "--frame-ms must be from 0.001",
         (recording, model, "--frame-ms", "nan"): "--frame-ms must be from 0.001",

@@ -287,11 +287,11 @@ def maximum(m: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("join", "message"),
     [
-        (after_norm, "layer 'conv1': Conv2d must read the input, a neuron's output or a sum of these: put a neuron in"),
-        (of_current("conv1"), "layer 'conv1': Conv2d must read the input, a neuron's output or a sum"),
-        (of_current("most"), "layer 'most': MaxPool2d must read a neuron's output: put a neuron in front"),
+        (after_norm, "layer 'conv1': Conv must read the input, a neuron's output or a sum of these: put a neuron in"),
+        (of_current("conv1"), "layer 'conv1': Conv must read the input, a neuron's output or a sum"),
+        (of_current("most"), "layer 'most': MaxPool must read a neuron's output: put a neuron in front"),
         (of_current("layer"), "layer 'layer': LayerNorm has no integer form here"),
-        (maximum, "layer 'most': MaxPool2d must read a neuron's output: put a neuron in front"),
+        (maximum, "layer 'most': MaxPool must read a neuron's output: put a neuron in front"),
     ],
 )
 def test_what_reads_anything_else_is_refused_by_name(join: Callable[[Any, Tensor], Tensor], message: str) -> None:

@@ -237,7 +237,17 @@ def test_the_commands(call: Call, tmp_path: Path) -> None:
     assert counted["stopped"] == ran["stopped"]
     assert counted["accuracy"] == ran["accuracy"]
     assert "images stopped: " in call.printed("run", out, "--exit", "--limit", "50")
-    assert "timesteps executed an image" in call.printed("account", out, "--exit", "--limit", "50")
+    shown = " ".join(call.printed("account", out, "--exit", "--limit", "50").split())
+    assert "over 50 of digits" in shown
+    assert "timesteps executed an image" in shown
+    assert counted["inputs"] == "digits"
+    engine.save(tmp_path / "noise.lbq", Network(replace(engine.load(out).network, facts={})).with_noise())
+    shown = " ".join(call.printed("account", tmp_path / "noise.lbq", "--exit").split())
+    assert "8 of golden inputs (random noise, no images)" in shown
+    assert "golden inputs are no test set" in shown
+    assert "prices nothing" in call.refused("account", out, "--exit", "--technology", tmp_path / "prices.toml")
+    assert "--exit are for a network that is run" in call.refused("account", "--paper", "--exit")
+    assert "is the network itself" in call.refused("exits", model, "-o", model)
     assert "say where to with -o" in call.refused("exits", model)
     assert "choose them with lbq exits" in call.refused("run", model, "--exit")
     assert "leave out --exit or --against" in call.refused("run", out, "--exit", "--against", "dense")

@@ -46,7 +46,7 @@ def deploy(
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
     from lbq import engine
     from lbq.engine.file.levelfile import save_levels
-    from lbq.engine.published import is_deployed, resolve
+    from lbq.engine.published import is_deployed
     from lbq.system import files
 
     files.check_file(out)
@@ -60,8 +60,7 @@ def deploy(
             raise LbqError(
                 f"{run} is deployed already, and only --timesteps and --noise can change it: for the rest, deploy its run"
             )
-        if out.resolve() == resolve(run).resolve():
-            raise LbqError(f"-o {out} is the network itself, which it would replace: give another name")
+        _refuse_itself(out, run)
         network, remark = deployed if timesteps is None else deployed.over(timesteps), None
         network = network.with_noise() if noise else network
         if deployed.network.exits is not None and network.network.exits is None:
@@ -95,6 +94,14 @@ def deploy(
         "new_folder": new_folder,
     }
     print_result(as_json, facts, lambda: render_deployed(facts))
+
+
+def _refuse_itself(out: Path, model: Path) -> None:
+    """A network that cannot be made again is not overwritten."""
+    from lbq.engine.published import resolve
+
+    if out.resolve() == resolve(model).resolve():
+        raise LbqError(f"-o {out} is the network itself, which it would replace: give another name")
 
 
 def _other_bits(trained: int, bits: int) -> str | None:
@@ -209,6 +216,7 @@ def exits(
 
     if out is None:
         raise LbqError("exits: say where to with -o")
+    _refuse_itself(out, model)
     net = load(model)
     shares = share or [0.05] * (net.network.timesteps - 1)
     x, source = calibration_images(net.network, data, images, seed)

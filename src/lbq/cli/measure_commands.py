@@ -78,8 +78,12 @@ def account(
     if paper == (run is not None):
         both = f", not {run} and --paper" if paper else ""
         raise LbqError(f"account: give a run folder or a model.lbq, or --paper for the paper's own counts{both}")
-    if paper and (data is not None or limit is not None or device is not None):
-        raise LbqError("--data, --limit and --device are for a network that is run; --paper takes counts as published")
+    if paper and (data is not None or limit is not None or device is not None or exit):
+        raise LbqError(
+            "--data, --limit, --device and --exit are for a network that is run; --paper takes counts as published"
+        )
+    if exit and technology is not None:
+        raise LbqError("--exit counts and prices nothing: leave --technology out")
     prices, noise = _technology(technology), False
     if run is None:
         _account_of_the_paper(prices, as_json)
@@ -125,10 +129,11 @@ def _account_with_exits(
 
     if not _is_deployed(model, changes, data, device):
         raise LbqError(f"--exit is for a deployed network, model.lbq; {model} is a run folder")
-    net, test, _ = _open_deployed(model, data)
+    net, test, noise = _open_deployed(model, data)
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
         measured = measure_exits(net, test, None, limit, progress.advance)
-    print_result(as_json, asdict(measured), lambda: render.render_exits(measured))
+    inputs = test.name + render.NOISE * noise
+    print_result(as_json, {"inputs": inputs, **asdict(measured)}, lambda: render.render_exits(measured, inputs))
 
 
 def _account_of_the_paper(prices: Technology, as_json: bool) -> None:

@@ -87,7 +87,8 @@ def duration(seconds: float) -> str:
 
 
 def thousands(value: float) -> str:
-    return f"{value / 1e3:,.1f}"
+    """With three digits where there are few."""
+    return f"{value / 1e3:,.1f}" if value >= 100 or not value else f"{value / 1e3:.3g}"
 
 
 def accuracy_text(accuracy: float | None, result: Mapping[str, Any]) -> str:
@@ -282,7 +283,12 @@ def render_evaluation(evaluation: Evaluation) -> None:
         if choice is not None:
             method = ("" if choice.kernel == "native" else f"{choice.kernel} ") + choice.method
             reason = choice.reason.replace("density ", "").replace("cross-over ", "")
-        shown = (planes or counts.accumulations, choice and (planes or counts.formations), planes, counts.products)
+        shown = (
+            planes or counts.accumulations,
+            choice and (planes or counts.formations),
+            planes or counts.additions,
+            counts.products,
+        )
         executed = (counts.accumulations, counts.formations, counts.additions, counts.products)
         per_image = (thousands(n / evaluation.images) if show else "" for n, show in zip(executed, shown, strict=True))
         rows.append((name, method, *per_image, reason))
@@ -316,6 +322,8 @@ def render_evaluation(evaluation: Evaluation) -> None:
     if evaluation.stopped:
         stops = ", ".join(f"{count:,} after {t}" for t, count in enumerate(evaluation.stopped, 1))
         console.print(f"images stopped: {stops} timesteps; those that went on began again")
+        if evaluation.engine == "auto":
+            console.print("method and why are those of the first timestep; counts are those of all")
     if evaluation.against is not None:
         console.print(
             f"{evaluation.differing:,} of {evaluation.compared:,} levels and logits differ from those of engine "
@@ -323,12 +331,17 @@ def render_evaluation(evaluation: Evaluation) -> None:
         )
 
 
-def render_exits(measured: ExitMeasurement) -> None:
+def render_exits(measured: ExitMeasurement, inputs: str) -> None:
+    """inputs: what it was measured on."""
+    from lbq.counting.analysis import GOLDEN, NO_TEST_SET
+
     console = make_console()
     rows = [
         (f"{t}", f"{count:,}", f"{100 * count / measured.images:.2f}") for t, count in enumerate(measured.stopped, 1)
     ]
-    print_table("Where images stop", ("after timestep", "images", "%"), rows)
+    print_table(f"Where images stop, over {measured.images:,} of {inputs}", ("after timestep", "images", "%"), rows)
+    if inputs.startswith(GOLDEN):
+        console.print(NO_TEST_SET)
     modes = (("border-exact", measured.exact), ("rate x MACs", measured.rate))
     rows = [(mode, f"{count.unary / 1e6:,.2f}", f"{count.bit_sparse / 1e6:,.2f}") for mode, count in modes]
     print_table("Accumulations an image, millions, with those executed again", ("counted", "unary", "bit-sparse"), rows)

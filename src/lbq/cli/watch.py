@@ -50,13 +50,17 @@ def watch(
 
     if len(files) != (1 if udp is not None else 2):
         raise LbqError("watch takes a recording and a network, lbq watch FILE MODEL, or lbq watch --udp PORT MODEL")
+    if udp is not None and sensor is None:
+        raise LbqError("--udp: say how large the sensor is, such as --sensor 128x128: events do not say it")
+    if udp is not None and speed != 1:
+        raise LbqError("--speed is for a recording: events of --udp come when they come")
     if not 0 < speed <= 1e6:
         raise LbqError(f"--speed must be above 0 and at most 1000000, got {speed:g}")
     net = load(files[-1])
     frame_us = _frame_us(net.network, frame_ms)
     stream, (_, height, width) = net.stream(window, restart), net.network.input_shape
     events = None if udp is not None else read_recording(files[0], _sensor(sensor))
-    across, down = (events.width, events.height) if events is not None else _sensor(sensor) or (width, height)
+    across, down = (events.width, events.height) if events is not None else _sensor(sensor) or (0, 0)
     if across < width or down < height:
         raise LbqError(f"the sensor has {across} x {down} pixels, fewer than the network's frames, {width} x {height}")
     for _ in range(2):  # kernels are chosen and prepared, so that the first frame does not wait for that

@@ -37,19 +37,29 @@ def read_inputs(path: Path | str, network: IntegerNetwork) -> Iterator[Named]:
             yield from read_inputs(file, network)
     elif path.suffix == ".npz":
         test = open_data(network, str(path))
+        _refuse_empty(path, test.size)
         for i in range(test.size):
             batch = test.read(i, i + 1)
             yield f"{path}[{i}]", batch[0] if network.static else batch[:, 0]
     elif path.suffix == ".npy":
         array = read_array(path, network, several=True)
         one = array.ndim == len(lead_of(network)) + len(network.input_shape)
+        _refuse_empty(path, len(array))
         yield from [(str(path), array)] if one else ((f"{path}[{i}]", x) for i, x in enumerate(array))
     else:
         yield str(path), read_input(path, network)
 
 
-def classify(net: Network, paths: Iterable[Path | str], top: int | None = None) -> dict[str, list[dict[str, Any]]]:
+def _refuse_empty(path: Path, count: int) -> None:
+    if not count:
+        raise DataError(f"{path} has no samples: give one with some")
+
+
+def classify(
+    net: Network, paths: Path | str | Iterable[Path | str], top: int | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """For each input of these files and folders, its classes, the likeliest first: `class`, `index`, `share`, `logit`."""
+    paths = [paths] if isinstance(paths, str | Path) else paths
     inputs = (named for path in paths for named in read_inputs(path, net.network))
     rankings: dict[str, list[dict[str, Any]]] = {}
     while batch := list(islice(inputs, BATCH)):

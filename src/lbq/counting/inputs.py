@@ -65,12 +65,12 @@ def _point_to_predict(path: Path) -> None:
     if path.is_file():
         kind = "an image" if path.suffix.lower() in EXTENSIONS else "a file"
         raise DataError(
-            f"{path} is {kind}, and run tests a dataset, or a .npz with images and labels: `lbq predict MODEL {path}` takes "
+            f"{path} is {kind}, not a dataset's folder, nor a .npz with images and labels: `lbq predict MODEL {path}` takes "
             "images and arrays"
         )
     if path.is_dir() and any(p.suffix.lower() in EXTENSIONS for p in path.iterdir()):
         raise DataError(
-            f"{path} holds images without labels, and run tests a dataset: `lbq predict MODEL {path}` classifies them"
+            f"{path} holds images without labels, and is no dataset's folder: `lbq predict MODEL {path}` classifies them"
         )
 
 
@@ -156,7 +156,8 @@ def read_array(path: Path, network: IntegerNetwork, several: bool = False) -> ND
             _check_range(array, network, path)
             return np.asarray(array, np.uint8)
     expected = [*lead, *shortest(network.input_shape)]
-    raise DataError(f"{path} must be uint8 {expected}, not {stored.dtype} {list(stored.shape)}")
+    several_too = ", or several of these with an axis more in front" if several else ""
+    raise DataError(f"{path} must be uint8 {expected}{several_too}; it is {stored.dtype} {list(stored.shape)}")
 
 
 def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:

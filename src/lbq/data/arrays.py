@@ -114,4 +114,6 @@ def _free_bytes() -> float:
 
 def _unreadable(path: Path, kind: str, error: BaseException) -> DataError:
     reason = " ".join(str(error).split())[:100] or type(error).__name__
+    if "pickle" in reason:  # NumPy says so of any file that it does not know, and how to read it unsafely
+        reason = "it holds no array that NumPy saved, or one of objects"
     return DataError(f"{path} cannot be read as {kind}: {reason}")

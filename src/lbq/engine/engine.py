@@ -215,7 +215,14 @@ class Network:
         """The network in PyTorch on a device: `cuda`, or `cpu` for the same arithmetic without a GPU."""
         self.check_file()
         if device not in self._on_device:
-            from lbq.engine.cuda.runner import GpuRunner
+            try:
+                from lbq.engine.cuda.runner import GpuRunner
+            except ModuleNotFoundError as error:
+                if error.name != "torch":
+                    raise
+                raise LbqError(
+                    f"engine {device} needs PyTorch, which is not installed: pip install 'lbq[train]', or take engine auto"
+                ) from error
 
             self._on_device[device] = GpuRunner(self.network, device)
         return self._on_device[device]

@@ -43,7 +43,7 @@ def run(network: IntegerNetwork, x: NDArray[np.uint8], run_stage: RunStage) -> O
     for timesteps, margin in enumerate((*network.exits.margins, 0), 1):  # after the last timestep all stop
         out = run_stage(timesteps, some(x, network.static, left, timesteps))
         logits[left] = out.logits
-        choices |= out.choices
+        choices = choices or out.choices  # all inputs run to the first timestep
         for name, count in out.counts.items():
             counts[name] = counts.get(name, Counts()) + count
         done = leads(out.logits) >= margin

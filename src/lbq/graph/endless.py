@@ -33,7 +33,7 @@ def endless_bound(layer: IntegerLayer, largest: Mapping[str, int]) -> int:
     if neuron is None or neuron.leak is None or (lost := (1 << neuron.leak[1]) - neuron.leak[0]) <= 0:
         raise GraphError(
             f"layer {layer.name!r} has no leak, so its membrane has no bound over endless frames: use a neuron that leaks, or "
-            "begin anew after some frames (restart)"
+            "begin anew after some frames, which lbq watch --restart and stream(restart=...) do"
         )
     inflow = inflow_bound(layer, largest)
     if (total := int(inflow.max(initial=0))) >= SATURATED:
@@ -59,7 +59,7 @@ def check_membranes(network: IntegerNetwork, restart: int | None = None) -> None
         elif endless_bound(layer, largest) >= MEMBRANE_BOUND:
             raise GraphError(
                 f"layer {layer.name!r}: its membrane may reach 2^30 over endless frames: deploy its run with --stream, or "
-                "begin anew after some frames (restart)"
+                "begin anew after some frames, which lbq watch --restart and stream(restart=...) do"
             )
 
 

@@ -97,9 +97,16 @@ def _opened() -> ctypes.CDLL | str:
     return open_library(find())
 
 
+def switched_off() -> bool:
+    """Whether LBQ_NATIVE says to do without the library."""
+    if (value := os.environ.get("LBQ_NATIVE", "")) not in ("", "on", "off"):
+        raise LbqError(f"LBQ_NATIVE={value}: it may be on or off")
+    return value == "off"
+
+
 def library() -> ctypes.CDLL | None:
     """The native library, or None: see `report().reason`."""
-    if os.environ.get("LBQ_NATIVE") == "off":
+    if switched_off():
         return None
     opened = _opened()
     return None if isinstance(opened, str) else opened
@@ -131,7 +138,7 @@ def isa() -> str:
 
 def report() -> Report:
     """What is there of the library, for `lbq doctor` and run records."""
-    if os.environ.get("LBQ_NATIVE") == "off":
+    if switched_off():
         return Report(None, (), None, "switched off by LBQ_NATIVE=off")
     opened = _opened()
     if isinstance(opened, str):

@@ -187,7 +187,7 @@ def _without_form(name: str, kind: str) -> GraphError:
 
 def _must_read(module: nn.Module) -> str:
     """Why a layer cannot read a current, and what to write instead."""
-    kind, pools = type(module).__name__, isinstance(module, POOLS)
+    kind, pools = type(module).__name__.removesuffix("2d"), isinstance(module, POOLS)  # of signals, it was lifted
     levels = "a neuron's output" if pools else "the input, a neuron's output or a sum of these"
     averages = pools and not isinstance(module, nn.MaxPool2d)
     other = ", or average in front of a 1x1 convolution, which is the same" if averages else ""
