@@ -261,10 +261,15 @@ class Config:
 
 def recipe_hash(tree: Mapping[str, Any]) -> str:
     """`Config.recipe_hash` of a configuration in a record, which an older or a newer version may have written."""
+    return _digest(recipe(tree))
+
+
+def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of such a configuration that make a result, without the seed."""
     settings = _settings(tree)
     settings.pop("seed", None)
     settings["train"] = {k: v for k, v in settings.get("train", {}).items() if k != "eval_every"}  # changes no result
-    return _digest(settings)
+    return settings
 
 
 def _settings(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,15 +92,34 @@ def test_a_name_is_the_records_or_the_variants_title() -> None:
     assert title(config={"optim": {"sam": 0.05}, "train": {"ema": 0.999}}) == "LBQ"  # nothing is inferred
 
 
-def test_configurations_of_one_name_are_told_apart_by_a_hash(tmp_path: Path) -> None:
+def test_configurations_of_one_name_are_told_apart_by_their_settings(tmp_path: Path) -> None:
     for i, (seed, cutout) in enumerate([(0, 0), (0, 3), (1, 3)]):
         run(tmp_path, i, seed, {"augment": {"cutout": cutout}})
     one, other = gather([tmp_path]).groups
     assert (len(one.results), len(other.results)) == (1, 2)
-    assert one.title == f"LBQ #{one.first.key[:6]}" != other.title == f"LBQ #{other.first.key[:6]}"
+    assert (one.title, other.title) == ("LBQ, augment.cutout=0", "LBQ, augment.cutout=3")
     assert [r.title for r in gather([tmp_path / "1.json", tmp_path / "2.json"]).results] == ["LBQ", "LBQ"]
     stored(tmp_path, "0.json", {**json.loads((tmp_path / "0.json").read_text()), "name": "LBQ, no cutout"})
     assert [g.title for g in gather([tmp_path]).groups] == ["LBQ, no cutout", "LBQ"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"optim": {"lr": 9.0, "momentum": 0.5}, "augment": {"cutout": 3}}, {"name": "x" * 99}]
+)
+def test_many_settings_or_long_ones_become_a_hash(tmp_path: Path, other: dict[str, Any]) -> None:
+    other = {"neuron": other} if "name" in other else other
+    one, two = gather([run(tmp_path, 0, 0, {}), run(tmp_path, 1, 0, other)]).results
+    assert one.title == f"LBQ #{one.key[:6]}" != two.title == f"LBQ #{two.key[:6]}"
+
+
+def test_runs_of_the_same_weights_with_other_results_are_rows_of_their_own(tmp_path: Path) -> None:
+    """As where they were tested on other images, or one was not tested."""
+    made = record(weights_sha256="a" * 64, test_accuracy=90.0)
+    for changes in ({"test_accuracy": 10.0}, {"test_accuracy": None}, {"data_sha256": "b" * 64}):
+        paths = [stored(tmp_path, f"{i}.json", one) for i, one in enumerate((made, {**made, **changes}))]
+        assert len(gather(paths).results) == 2
+    with pytest.raises(LbqError, match="same run: give it once"):
+        gather([stored(tmp_path, f"{i}.json", made) for i in range(2)])
 
 
 @pytest.mark.parametrize("shown", ["dataset", "model", "timesteps", "n_max", "epochs"])

@@ -48,7 +48,8 @@ def test_the_cost_is_the_count_of_accounting(neuron: dict[str, object]) -> None:
         cost = LevelCost(net, (1, 8, 8), kind)  # type: ignore[arg-type]
         assert cost.accumulations(emitted, len(x)).item() / len(x) == pytest.approx(expected, rel=1e-5)
         share = expected / (2 * measured.graph.macs)
-        assert cost(emitted, len(x)).item() == pytest.approx(share, rel=1e-5)
+        with torch.no_grad():
+            assert cost(emitted, len(x)).item() == pytest.approx(share, rel=1e-5)
     assert total.bit_sparse > 0
 
 
@@ -245,3 +246,33 @@ def test_the_command_shows_the_count(call: Call, tmp_path: Path) -> None:
     code, _, err = call("train", ROOT / "configs" / "digits" / "lbq.toml", *changes, "-o", tmp_path / "run")
     assert code == 0
     assert " M accumulations" in err
+
+
+def wrapped(kind: str, net: nn.Module) -> nn.Module:
+    return torch.compile(net, backend="eager") if kind == "compile" else nn.DataParallel(net)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", ["compile", "parallel"])
+def test_networks_with_something_around_them_are_priced(kind: str) -> None:
+    net = models.create("resnet8w4", timesteps=2, in_channels=1)
+    outer, x = wrapped(kind, net), torch.rand(3, 1, 8, 8)
+    plain, around = LevelCost(net, (1, 8, 8)), LevelCost(outer, (1, 8, 8))
+    costs = []
+    for called in (net, outer):
+        with evaluating(net), summing_levels(called) as emitted:
+            called(x)
+        costs += [plain(emitted, 3), around(emitted, 3)]
+    torch.testing.assert_close(costs, [costs[0]] * 4)
+    with summing_levels(net) as emitted:
+        pass
+    with pytest.raises(ValueError, match="no neuron emitted anything"):
+        plain(emitted, 3)
+
+
+def test_a_price_without_a_gradient_is_told() -> None:
+    net = models.create("resnet8w4", timesteps=2, in_channels=1)
+    cost = LevelCost(net, (1, 8, 8))
+    with summing_levels(net) as emitted, torch.no_grad():
+        net(torch.rand(3, 1, 8, 8))
+    with pytest.warns(UserWarning, match="price changes nothing: with torch.utils.checkpoint take use_reentrant=False"):
+        cost(emitted, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,12 @@ def test_weights_that_cannot_be_rounded_are_refused_by_layer() -> None:
     )
     with pytest.raises(GraphError, match="no layer lies between neurons"):
         WeightRounding(only, (3, 4, 4), 4)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"std": [0.0]}, {"std": [math.nan]}, {"std": [1.0, 2.0]}, {"scale": 0.0}, {"scale": -1.0}]
+)
+def test_a_normalisation_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    net = models.create("resnet8w4", timesteps=2, in_channels=1)
+    with pytest.raises(ValueError, match="std"):
+        WeightRounding(net, (1, 8, 8), 4, **wrong)

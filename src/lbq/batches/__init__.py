@@ -2,3 +2,7 @@
 
 Imports `data` and torch. `training` reads the batches.
 """
+
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

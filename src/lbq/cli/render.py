@@ -367,8 +367,8 @@ def print_silent_layers(active: Mapping[str, float] | None) -> None:
     silent = [f"{name} ({100 * share:.2g} %)" for name, share in (active or {}).items() if share < SILENT_SHARE]
     if silent:
         print_note(
-            f"hardly any neuron fires in {', '.join(silent)}. If that costs accuracy: less decay of steps "
-            "(optim.neuron_decay_factor), a lower train.level_cost, or a smaller first step (neuron.step)"
+            f"hardly any neuron fires in {', '.join(silent)}. If that costs accuracy: a smaller first step (neuron.step), or, "
+            "where they are set, less decay of steps (optim.neuron_decay_factor) or a lower train.level_cost"
         )
 
 

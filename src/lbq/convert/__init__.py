@@ -21,6 +21,7 @@ from lbq.deploy.lowering.faithful import plain_copy
 from lbq.errors import GraphError
 from lbq.models import NeuronChoice, neuron_maker
 from lbq.neuron.checks import check_count
+from lbq.system.lazy import submodules as _submodules
 
 PROBE_IMAGES = 8  # enough to see whether two networks do the same
 
@@ -102,3 +103,6 @@ def _compare_over_time(timed: nn.Module, plain: nn.Module, images: Tensor) -> No
 def _alike(actual: Tensor, expected: Tensor) -> bool:
     scale = float(expected.abs().nan_to_num(0.0, 0.0).max())
     return torch.allclose(actual, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
+
+
+_submodules(__name__)

@@ -6,3 +6,6 @@ Imports `graph`, `config` and what stands below them. `batches` makes training b
 from lbq.data.dataset import Dataset as Dataset
 from lbq.data.dataset import Samples as Samples
 from lbq.data.digits import load_digits as load_digits
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

@@ -12,3 +12,6 @@ from lbq.graph.quantise import quantise as quantise
 from lbq.graph.rewrites import absorb as absorb
 from lbq.graph.rewrites import fold_gain as fold_gain
 from lbq.graph.rewrites import on_pixels as on_pixels
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

@@ -12,3 +12,6 @@ from lbq.engine.engine import load as load
 from lbq.engine.engine import save as save
 from lbq.engine.output import Output as Output
 from lbq.engine.stream import Stream as Stream
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

@@ -13,6 +13,7 @@ from typing import Any
 from lbq.engine.published import resolve
 from lbq.errors import LbqError, nearest
 from lbq.export.cortex_m import check_target
+from lbq.system.lazy import submodules as _submodules
 
 FORMATS = {
     "c": "C99 sources that need nothing but a compiler",
@@ -76,3 +77,6 @@ def export(
         "bytes": size,
         "text": f"{out}: {size / 1e6:.2f} MB, the engine's integers in ONNX operators",
     }
+
+
+_submodules(__name__)

@@ -17,3 +17,6 @@ from lbq.graph.graph import output_size as output_size
 from lbq.graph.graph import shortest as shortest
 from lbq.graph.graph import with_sides as with_sides
 from lbq.graph.layout import Layout as Layout
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

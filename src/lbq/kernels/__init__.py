@@ -2,3 +2,7 @@
 
 Imports `native` and torch. `dispatch` picks a kernel; `neuron` wraps what comes out in modules.
 """
+
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from lbq.counting.analysis import Analysis, LayerAnalysis
 from lbq.counting.operations import Count, activity_of, saved
 from lbq.counting.products import as_counts, worths
-from lbq.deploy.lowering.faithful import inside
+from lbq.deploy.lowering.faithful import unwrapped
 from lbq.errors import LbqError
 from lbq.kernels import counting
 from lbq.kernels.gpu.layout import is_dense
@@ -82,8 +82,7 @@ def statistics(net: nn.Module, batches: Iterable[Any]) -> Statistics:
     """
     if isinstance(batches, Tensor):
         raise LbqError("batches must be a list or a loader of batches, got one tensor: give [inputs]")
-    while (inner := inside(net)) is not None:
-        net = inner
+    net = unwrapped(net)
     devices = {tensor.device for tensor in (*net.parameters(), *net.buffers())}
     watch = _Watch(net)
     unmoved = torch.random.fork_rng([d for d in devices if d.type == "cuda"])

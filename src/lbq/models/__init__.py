@@ -37,6 +37,7 @@ from lbq.models.transformer import QKFormer, Spikformer
 from lbq.models.vgg import STAGES as VGG_STAGES
 from lbq.models.vgg import VGG
 from lbq.neuron.checks import check_count
+from lbq.system.lazy import submodules as _submodules
 
 Own = TypeVar("Own", bound=Callable[..., BurstNet])
 NeuronChoice = str | Mapping[str, Any] | Callable[..., nn.Module]
@@ -201,3 +202,6 @@ def neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
         return module
 
     return make
+
+
+_submodules(__name__)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lbq.errors import LbqError
+from lbq.system.lazy import submodules as _submodules
 
 HERE = Path(__file__).parent
 ISAS = {"portable": 0, "avx2": 1, "avx512": 2, "neon": 3}  # the numbers of enum lbq_isa
@@ -145,3 +146,6 @@ def report() -> Report:
         return Report(None, (), None, opened)
     without = ("amx",) if os.environ.get("LBQ_NATIVE_AMX") == "off" else ()
     return Report(str(find()), tuple(name for name in _features() if name not in without), isa(), None)
+
+
+_submodules(__name__)

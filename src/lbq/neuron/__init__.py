@@ -18,3 +18,6 @@ from lbq.neuron.registry import NEURONS as NEURONS
 from lbq.neuron.registry import create as create
 from lbq.neuron.registry import register as register
 from lbq.neuron.registry import share_tail as share_tail
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

@@ -16,7 +16,10 @@ from lbq.neuron.hooks import attached, before_each
 
 @contextmanager
 def record_levels(net: nn.Module) -> Iterator[dict[str, NDArray[np.integer[Any]]]]:
-    """A dictionary that every forward pass fills with `layer name -> levels [T, B, ...]`, in execution order."""
+    """A dictionary that every forward pass fills with `layer name -> levels [T, B, ...]`, in execution order.
+
+    A neuron that is called again keeps its last call. Calls of `forward_step` are not recorded.
+    """
     levels: dict[str, NDArray[np.integer[Any]]] = {}
 
     def keep(name: str, neuron: SpikingNeuron, x: Tensor) -> None:

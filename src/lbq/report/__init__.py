@@ -2,3 +2,7 @@
 
 Imports `results`, `counting` and what stands below them. HTML, Markdown, LaTeX, CSV and SVG come out.
 """
+
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

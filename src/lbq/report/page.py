@@ -150,7 +150,8 @@ def _result(leads: Sequence[Story], title: str) -> str:
     record, (images, form) = first.record, images_cells(first)
     facts = [
         str(record["model"]), f"T = {record['timesteps']}", *[f"N_max = {record['n_max']}"] * bool(record.get("n_max")),
-        *[f"{record['epochs']} epochs"] * bool(record["epochs"]), *[seeds(first.results)] * (not first.first.alone),
+        *[f"{record['epochs']} epoch{'s' * (record['epochs'] != 1)}"] * bool(record["epochs"]),
+        *[seeds(first.results)] * (not first.first.alone),
         *[f"counted on {images.text} test images, {form.text}"] * bool(images.text),
     ]  # fmt: skip
     said = "".join(f"<p>{_marked(sentence)}</p>" for sentence in sentences(leads[0]))

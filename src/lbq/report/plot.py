@@ -10,6 +10,7 @@ from lbq.report.svg import LEGEND_LETTER, SMALL_LETTER, WIDTH, Drawing, Point, b
 from lbq.report.theme import MARKERS, SERIES, dash_of
 
 LEGEND_LEFT = 14.0
+MISLEADING = 100  # times as bad as another: a line that crosses a point with a label of its own
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -155,9 +156,11 @@ class Plot(Drawing):
     def numbers(self, points: Sequence[tuple[Point, str]], marks: Sequence[Point] = ()) -> None:
         """Short labels of points: beside them where no other point is as near, else apart and joined by a line.
 
-        As long as there is room, no label lies on a point, one of the other `marks` or a label, and no line crosses one.
+        As long as there is room, no label lies on a point, one of the other `marks` or a label, and no line crosses one. A line
+        rather crosses one of the marks than a point that has a label too.
         """
         occupied = [_around(point, 6, 6) for point in (*(point for point, _ in points), *marks)]
+        named = occupied[: len(points)]
         for point, text in points:
             near = 11 + 3 * len(text)
             others = [box for box in occupied if box != _around(point, 6, 6)]
@@ -167,6 +170,7 @@ class Plot(Drawing):
                 for turn in (0, 8, 4, 12, 2, 6, 14, 10, 1, 7, 15, 9, 3, 5, 13, 11)
             ]
             best: tuple[int, Point, list[Box]] = (*places[0], [])
+            least = math.inf  # crossings of the best place so far
             for r, place in places:
                 box = _around(place, 3.5 * len(text) + 1, 6)
                 inside = self.left <= box[0] and box[2] <= self.right and self.top <= box[1] and box[3] <= self.bottom
@@ -174,11 +178,15 @@ class Plot(Drawing):
                 if crowded or not inside or any(_overlap(box, other) for other in others):
                     continue
                 line = [_around(self._along(point, place, d), 1, 1) for d in range(7, r - 5, 3)] if r > near else []
-                if not any(_overlap(mine, other) for mine in line for other in others):
-                    best = (r, place, [box, *line])
+                crossed = sum(
+                    MISLEADING if other in named else 1
+                    for other in others
+                    if any(_overlap(mine, other) for mine in line)
+                )
+                if crossed < least:  # a line that crosses something still says whose the label is
+                    best, least = (r, place, [box, *line] if not crossed else [box]), crossed
+                if not crossed:
                     break
-                if not best[2]:  # a line that crosses something still says whose the label is
-                    best = (r, place, [box])
             r, place, boxes = best
             occupied += boxes
             if r > near:

@@ -2,3 +2,7 @@
 
 Imports `counting` and what stands below it, no torch. `report` draws what comes out.
 """
+
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

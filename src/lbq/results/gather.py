@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lbq import engine
+from lbq.config import recipe
 from lbq.counting import analysis as analyze
 from lbq.counting.analysis import Analysis
 from lbq.counting.analysis import read_json as read_json
@@ -24,6 +26,7 @@ ARCHIVE = "model.lbq"
 ANALYSIS, ACCOUNT = "analysis.json", "account.json"  # of lbq analyze and lbq account, in RUN/analysis or MODEL.analysis
 ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / ANALYSIS
 SHOWN_FACTS = ("dataset", "model", "timesteps", "n_max", "epochs")  # that tables and figures show beside a name
+MOST_SETTINGS, LONGEST_SUFFIX = 2, 48  # settings that a title names, and their letters
 CONVERSION = "conversion.json"  # in a folder that `lbq convert` wrote
 
 
@@ -103,7 +106,8 @@ def _same_deployment(some: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _tell_apart(results: Iterable[Result]) -> None:
-    """End the titles of runs that look the same, though their configurations differ, in a part of a hash.
+    """End the titles of runs that look the same, though their configurations differ, in the settings that differ; where these
+    are many or none, in a part of a hash.
 
     Unfinished runs are apart: they have a table of their own, and do not know their split.
     """
@@ -111,9 +115,35 @@ def _tell_apart(results: Iterable[Result]) -> None:
     for result in results:
         alike[result.finished, result.name, *(result.record.get(key) for key in SHOWN_FACTS)].append(result)
     for some in alike.values():
-        if len({result.key for result in some}) > 1:
-            for result in some:
-                result.suffix = result.key[:SUFFIX_LETTERS]
+        if len(keys := {result.key for result in some}) > 1:
+            settings = _differing([result.record["config"] for result in some])
+            told = len(set(settings)) == len(keys) and max(map(len, settings)) <= LONGEST_SUFFIX
+            for result, text in zip(some, settings, strict=True):
+                result.suffix = f", {text}" if told else f" #{result.key[:SUFFIX_LETTERS]}"
+
+
+def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each configuration, the settings that are not the same in all. Of an analysis alone none are known."""
+    flat = [_flat(recipe(config)) for config in configs]
+    names = sorted({name for one in flat for name in one} - {"analysis"})
+    other = [name for name in names if len({json.dumps(one.get(name)) for one in flat}) > 1]
+    if len(other) > MOST_SETTINGS:
+        return [""] * len(configs)
+    return [", ".join(f"{name}={_shown(one.get(name))}" for name in other) for one in flat]
+
+
+def _flat(config: Mapping[str, Any], lead: str = "") -> dict[str, Any]:
+    return {
+        name: value
+        for key, inner in config.items()
+        for name, value in (
+            _flat(inner, f"{lead}{key}.") if isinstance(inner, Mapping) else {lead + key: inner}
+        ).items()
+    }
+
+
+def _shown(value: object) -> str:
+    return "default" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def _number_repeats(results: Iterable[Result]) -> None:
@@ -302,10 +332,13 @@ def _refuse_twins(results: Sequence[Result]) -> None:
 
 
 def _network(result: Result) -> tuple[object, ...] | None:
-    """Weights and timesteps, which no two finished runs share; None where they are not known. Of one that only an analysis
-    is left of, what was deployed too."""
-    weights = result.record.get("weights_sha256", "")
-    if not (result.finished and weights):
+    """Weights, timesteps and what came of them, which no two finished runs share; None where weights are not known. Of one
+    that only an analysis is left of, what was deployed too."""
+    record = result.record
+    if not (result.finished and record.get("weights_sha256")):
         return None
     facts = result.analyses[0].facts if result.alone else {}
-    return weights, result.record["timesteps"], facts.get("network_sha256"), facts.get("bits")
+    came = (
+        record.get(key) for key in ("weights_sha256", "timesteps", "test_accuracy", "holdout_accuracy", "data_sha256")
+    )
+    return *came, facts.get("network_sha256"), facts.get("bits")

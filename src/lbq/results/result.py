@@ -52,7 +52,7 @@ class Result:
     """One run. record: as in results/*.json; source: its file or folder; analyses: of the network as trained and deployed.
 
     integer: the record of its deployed network; repeat: its number among the finished runs of its configuration and seed;
-    suffix: tells it from another configuration of its name.
+    suffix: the end of its title, which tells it from another configuration of its name.
     """
 
     record: dict[str, Any]
@@ -119,7 +119,7 @@ class Result:
     @property
     def title(self) -> str:
         """The name, made unique."""
-        return self.name + (f" #{self.suffix}" if self.suffix else "") + (f", run {self.repeat}" * (self.repeat > 1))
+        return self.name + self.suffix + (f", run {self.repeat}" * (self.repeat > 1))
 
     @property
     def recipe(self) -> str:

@@ -2,3 +2,7 @@
 
 Imports `models`, `batches` and what stands below them. `training` writes run folders; deployment and measuring read them.
 """
+
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

@@ -2,3 +2,7 @@
 
 Imports nothing of lbq but `errors`. Everything else stands on it.
 """
+
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

@@ -2,3 +2,7 @@
 
 Imports `deploy` (for a plan's counts), `runs` and what stands below them. Run folders come out.
 """
+
+from lbq.system.lazy import submodules as _submodules
+
+_submodules(__name__)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, Literal
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from lbq.batches.sources import Source
 from lbq.config import Config
 from lbq.deploy import lower
+from lbq.deploy.lowering.faithful import unwrapped
 from lbq.deploy.lowering.shapes import InputShape
 from lbq.errors import ConfigError, GraphError
 from lbq.graph import INPUT, Graph
@@ -20,6 +23,7 @@ from lbq.neuron.base import neurons_of
 from lbq.neuron.base import summing_levels as summing_levels
 
 CountKind = Literal["unary", "bit_sparse"]
+WRAPPED = re.compile(r"^((_orig_mod|module)\.)+")  # begins names of what torch.compile or DataParallel stands around
 RAMP = 0.1  # the whole price is paid from this share above the free accumulations on
 
 
@@ -59,6 +63,7 @@ class LevelCost:
             raise ValueError(f"above must be >= 0, got {above!r}")
         if kind not in ("unary", "bit_sparse"):
             raise ValueError(f"kind must be 'unary' or 'bit_sparse', got {kind!r}")
+        net = unwrapped(net)
         graph = lower(net, input_shape, timesteps, static, weights=False)
         neurons = neurons_of(net)
         if not neurons or any(layer.name not in neurons for layer in graph.layers):
@@ -77,7 +82,12 @@ class LevelCost:
 
     def accumulations(self, emitted: Mapping[str, Sequence[Tensor]], samples: int) -> Tensor:
         """Of all samples together. emitted: what `summing_levels` gave."""
-        calls = [(name, sums) for name, calls in emitted.items() if name in self.fan_out for sums in calls]
+        named = ((n if n in self.fan_out else WRAPPED.sub("", n), calls) for n, calls in emitted.items())
+        calls = [(name, sums) for name, calls in named if name in self.fan_out for sums in calls]
+        if not calls:
+            raise ValueError(
+                "no neuron emitted anything: call the network inside `with summing_levels(net) as emitted`"
+            )
         sizes, bits = torch.stack([sums for _, sums in calls]).unbind(1)
         if self.kind == "bit_sparse":
             sizes = (bits / sizes.clamp(min=1)).detach() * sizes
@@ -111,7 +121,14 @@ class LevelCost:
         return self.free * (ramp * ramp / (2 * RAMP) + (excess - ramp))
 
     def __call__(self, emitted: Mapping[str, Sequence[Tensor]], samples: int) -> Tensor:
-        return self.of(self.accumulations(emitted, samples), samples)
+        cost = self.of(self.accumulations(emitted, samples), samples)
+        if torch.is_grad_enabled() and not cost.requires_grad:
+            warnings.warn(
+                "levels have no gradient, so their price changes nothing: with torch.utils.checkpoint take "
+                "use_reentrant=False; to count alone, call accumulations",
+                stacklevel=2,
+            )
+        return cost
 
 
 def _terms(graph: Graph) -> Iterator[tuple[int, tuple[str, ...]]]:

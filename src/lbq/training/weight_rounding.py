@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lbq.batches.sources import Source
 from lbq.config import Config
-from lbq.deploy.lowering.faithful import exact_copy
+from lbq.deploy.lowering.faithful import exact_copy, unwrapped
 from lbq.deploy.lowering.lower import lower, norms_of
 from lbq.deploy.lowering.shapes import InputShape
 from lbq.deploy.lowering.trace import NORMS
@@ -96,6 +96,11 @@ class WeightRounding:
         """net: a network that deployment can read; input_shape, timesteps, static, std, scale: as in `lbq.deploy.deploy`."""
         if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 8:
             raise ValueError(f"bits must be 2 to 8, got {bits!r}")
+        if not 0 < scale < math.inf or not all(0 < one < math.inf for one in std or ()):
+            raise ValueError(f"std and scale must be positive, got std={std!r}, scale={scale!r}")
+        if std is not None and len(std) != input_shape[0]:
+            raise ValueError(f"std must have one number for each of {input_shape[0]} channels, got {std!r}")
+        net = unwrapped(net)
         self.bits, self.modules, self.neurons = bits, dict(net.named_modules()), neurons_of(net)
         self.graph = _graph_of_factors(net, input_shape, timesteps, static)
         like = next(net.parameters()).new_zeros((), dtype=torch.float64)

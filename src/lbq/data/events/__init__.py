@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.errors import DataError
+from lbq.system.lazy import submodules as _submodules
 
 MAX_BYTES = 128 * 2**20  # 16.8 million 8-byte events; with the decoded arrays it stays under 512 MB
 MAX_HEADER_BYTES = 2**20  # text in front of the events; jAER's dump of camera settings takes about 3 kB
@@ -193,3 +194,6 @@ def text_header(data: bytes, version: bytes, where: str) -> int:
         shown = first[:20].decode("ascii", "replace") if data else "nothing"
         raise DataError(f"{where} is not AEDAT {version.decode()}: its first line is {shown!r}")
     return end + 1
+
+
+_submodules(__name__)

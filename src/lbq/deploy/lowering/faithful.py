@@ -60,6 +60,13 @@ def inside(module: nn.Module) -> nn.Module | None:
     return module.module if compiled is None and isinstance(module, WRAPPERS) else compiled
 
 
+def unwrapped(net: nn.Module) -> nn.Module:
+    """The network itself, which others may stand around."""
+    while (inner := inside(net)) is not None:
+        net = inner
+    return net
+
+
 def exact_copy(net: nn.Module) -> nn.Module:
     """A copy in float64 and evaluation mode on the CPU. In float32, softplus would give slightly other steps."""
     return plain_copy(net).cpu().double().eval()
