@@ -233,7 +233,7 @@ WRONG: dict[str, tuple[dict[str, Tensor | None], str]] = {
     ),
     "misshapen": (
         {"conv1__weight": torch.zeros(2, 1, 3, 3)},
-        r"of another shape are conv1\.weight \(\[2, 1, 3, 3\] there, \[4, 1, 3, 3\] here\): name",
+        r"of another shape are conv1\.weight \(\[2, 1, 3, 3\] there, \[4, 1, 3, 3\] here\): give the id",
     ),
     "head": (
         {"fc__weight": torch.zeros(7, 16), "fc__bias": torch.zeros(7)},

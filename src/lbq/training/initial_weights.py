@@ -183,7 +183,10 @@ def _named_weights(path: str, model: str, net: nn.Module, head: bool) -> dict[st
     }
     if problems := [f"{what} {_some(names)}" for what, names in wrong.items() if names]:
         only_head = misshapen and len(problems) == 1 and all(name.startswith(HEAD) for name in misshapen)
-        remedy = f"name the tensors as {model} does; {HOW_TO}"
+        sizes_alone = misshapen and len(problems) == 1
+        remedy = (
+            "give the id of a network of these sizes" if sizes_alone else f"name the tensors as {model} does; {HOW_TO}"
+        )
         remedy = "set train.new_head=true to train a new classifier" if only_head else remedy
         raise RunError(f"{path} does not fit {model}: {'; '.join(problems)}: {remedy}")
     for name, value in _constants(net).items():
