@@ -25,7 +25,7 @@ from torch import nn
 
 from lbq.batches.sources import open_source
 from lbq.cli.progress import TrainProgress
-from lbq.config import TrainConfig
+from lbq.config import Config, TrainConfig
 from lbq.errors import ConfigError, RunError, Stopped
 from lbq.kernels import dispatch
 from lbq.kernels.reference import burst_sequence
@@ -154,6 +154,19 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
         job.train(config(), tmp_path, Silent())
     with pytest.raises(RunError, match=r"config\.toml differs from the configuration given"):
         run(config("seed=4"), tmp_path)
+
+
+def test_a_folder_in_which_nothing_was_trained_takes_another_run(tmp_path: Path) -> None:
+    """As after a mistake in a network of one's own, which the first step shows."""
+
+    class Broken(Silent):
+        def step(self, *_: object) -> None:
+            raise RuntimeError("a mistake")
+
+    with pytest.raises(RuntimeError, match="a mistake"):
+        job.train(config(), tmp_path / "run", Broken())
+    job.train(config("seed=4"), tmp_path / "run", Silent())
+    assert Config.load(tmp_path / "run" / "config.toml").seed == 4
 
 
 @pytest.mark.parametrize("text", ["", '{"accuracy": 9', "[]", '{"accuracy": "x", "epoch": 3}'])

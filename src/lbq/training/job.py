@@ -117,7 +117,10 @@ class Job:
         for name in WRITTEN_FILES:  # nobody else is writing them: the folder is locked
             files.remove_leftovers(self.folder / name)
         config_file, result_file = self.folder / "config.toml", self.folder / "result.json"
-        if not config_file.exists():
+        begun = any(path.name not in ("config.toml", ".lock") for path in self.folder.iterdir())
+        if not config_file.exists() or not (
+            begun or resume
+        ):  # or it ended before its first epoch, by a mistake in a network
             run_folder.write_text(config_file, self.toml)
             return None
         if not resume:
