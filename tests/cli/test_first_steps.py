@@ -147,7 +147,7 @@ def test_what_predict_cannot_read_is_named(call: Call, model: Path, network: Int
     assert "empty holds no images and no .npy files" in call.refused("predict", model, tmp_path / "empty")
     np.save(tmp_path / "flat.npy", pixels(3, 8, 8))
     line = call.refused("predict", model, tmp_path / "flat.npy")
-    assert "flat.npy must be uint8 [1, 8, 8], or several of these with an axis more in front; it is uint8 [3, 8" in line
+    assert "flat.npy must be uint8 [1, 8, 8], or several of these with an axis more in front, not uint8 [3, 8" in line
     np.save(tmp_path / "none.npy", pixels(0, 1, 8, 8))
     np.savez(tmp_path / "none.npz", images=pixels(0, 1, 8, 8))
     for name in ("none.npy", "none.npz"):

@@ -157,7 +157,7 @@ def read_array(path: Path, network: IntegerNetwork, several: bool = False) -> ND
             return np.asarray(array, np.uint8)
     expected = [*lead, *shortest(network.input_shape)]
     several_too = ", or several of these with an axis more in front" if several else ""
-    raise DataError(f"{path} must be uint8 {expected}{several_too}; it is {stored.dtype} {list(stored.shape)}")
+    raise DataError(f"{path} must be uint8 {expected}{several_too}, not {stored.dtype} {list(stored.shape)}")
 
 
 def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
