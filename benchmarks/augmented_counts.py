@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from augment_speed import MEAN, STD
 from numpy.typing import NDArray
 
 from lbq import engine
 from lbq.batches.policies import ImageAugment
 from lbq.data.cifar import load_cifar10
 
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-PLAIN: dict[str, object] = {"crop_padding": 4, "flip": True}
-AUGMENTATIONS: dict[str, dict[str, object]] = {
+PLAIN: dict[str, Any] = {"crop_padding": 4, "flip": True}
+AUGMENTATIONS: dict[str, dict[str, Any]] = {
     "as they are": {},
     "crop, flip": PLAIN,
     "crop, flip, AutoAugment": {**PLAIN, "policy": "cifar10"},
@@ -31,9 +32,9 @@ AUGMENTATIONS: dict[str, dict[str, object]] = {
 }
 
 
-def augmented(images: NDArray[np.uint8], options: dict[str, object]) -> NDArray[np.uint8]:
+def augmented(images: NDArray[np.uint8], options: dict[str, Any]) -> NDArray[np.uint8]:
     """Pixels of the first epoch. Cutout's square is the mean colour, as in training, rounded."""
-    augment = ImageAugment(mean=MEAN, std=STD, **options)  # type: ignore[arg-type]
+    augment = ImageAugment(mean=MEAN, std=STD, **options)
     made = augment(torch.from_numpy(images.copy()), torch.arange(len(images)), 0, 0).double().numpy()
     pixels = (made * np.reshape(STD, (3, 1, 1)) + np.reshape(MEAN, (3, 1, 1))) * 255
     return np.rint(pixels).clip(0, 255).astype(np.uint8)

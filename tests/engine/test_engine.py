@@ -6,6 +6,7 @@ Guarantee (b): every engine gives identical levels and logits, bit for bit.
 from __future__ import annotations
 
 import re
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -349,6 +350,16 @@ def test_the_gpu_engine_needs_a_gpu() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(LbqError, match="needs a GPU"):
             deployed().run(pixels(1, 3, 8, 8), "cuda")
+
+
+def test_the_gpu_engine_needs_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = deployed()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "lbq.engine.cuda.runner", raising=False)
+    with pytest.raises(
+        LbqError, match=r"engine cuda needs PyTorch, which is not installed: pip install 'lbq\[train\]'"
+    ):
+        net.run(pixels(1, 3, 8, 8), "cuda")
 
 
 def test_the_gpu_engine_gives_the_same_bits() -> None:
