@@ -116,6 +116,34 @@ def test_a_network_that_cannot_be_called_is_refused_at_once() -> None:
         models.create("other")
 
 
+@pytest.mark.parametrize("missing", ["timesteps", "fc", "features"])
+def test_what_a_network_lacks_is_said_with_the_remedy(missing: str) -> None:
+    class Lacking(Flat):
+        def __init__(self, make: Any, **sizes: int) -> None:
+            super().__init__(make, **sizes)
+            if missing != "features":
+                delattr(self, missing)
+
+    if missing == "features":
+        Lacking.features = BurstNet.features  # type: ignore[method-assign]
+    models.register("lacking")(Lacking)
+    with pytest.raises(ConfigError, match=rf"^model: 'lacking' has no `{missing}`: (set|write) "):
+        models.create("lacking")
+
+
+def test_a_network_with_a_forward_of_its_own_needs_no_fc() -> None:
+    class Other(Flat):
+        def __init__(self, make: Any, **sizes: int) -> None:
+            super().__init__(make, **sizes)
+            self.last, self.fc = self.fc, None  # type: ignore[assignment]
+
+        def forward(self, x: Tensor, per_step: bool = False) -> Tensor:  # noqa: ARG002 - always the mean
+            return over_time(self.features(x), self.last, spatial=1).mean(0)
+
+    models.register("other")(Other)
+    assert models.create("other", in_channels=1)(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
 def test_a_registered_neuron_has_its_arguments_as_options() -> None:
     @neuron.register("mine")
     class Mine(nn.Module):

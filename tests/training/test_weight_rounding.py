@@ -152,6 +152,21 @@ def test_gradients_are_those_of_the_straight_through_estimator() -> None:
         torch.testing.assert_close(parameter.grad, gradient)
 
 
+def test_a_step_that_would_be_undone_is_refused_and_loses_nothing() -> None:
+    net = small("resnet8w4", shape=(3, 4, 4)).train()
+    rounding, optimiser = rounding_of(net, (3, 4, 4)), torch.optim.SGD(net.parameters(), lr=0.1)
+    before = [p.clone() for p in net.parameters()]
+    with pytest.raises(RuntimeError, match="would be undone: call it behind the block"), rounding():
+        net(normalised(pixels(6, 3, 4, 4))).sum().backward()
+        optimiser.step()
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    with rounding():
+        other.step()  # of other weights: none of its business
+    optimiser.step()
+    assert not torch.equal(rounding.weights[0], before[0])
+
+
 def one_step(made: Trainer) -> dict[str, Tensor]:
     made.between_steps = lambda _: True
     list(made.fit())

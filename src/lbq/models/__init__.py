@@ -100,8 +100,8 @@ def create(
             raise ConfigError(f"model: stem_stride applies to CIFAR-stem ResNets, not to {id!r}: set it to 1")
         build = partial(build, stem_stride=stem_stride)
     net = build(make, num_classes=num_classes, timesteps=timesteps, in_channels=in_channels)
-    if not isinstance(net, BurstNet):  # a registered one
-        raise ConfigError(f"model: {id!r} must be an lbq.models.BurstNet, got {type(net).__name__}")
+    if id in OWN:
+        _check_own(id, net)
     if dropout:
         if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
             raise ConfigError(f"model: dropout must be in [0, 1), got {dropout!r}")
@@ -133,6 +133,19 @@ def register(id: str) -> Callable[[Own], Own]:
         return network
 
     return add
+
+
+def _check_own(id: str, net: nn.Module) -> None:
+    if not isinstance(net, BurstNet):
+        raise ConfigError(f"model: {id!r} must be an lbq.models.BurstNet, got {type(net).__name__}")
+    if not hasattr(net, "timesteps"):
+        raise ConfigError(f"model: {id!r} has no `timesteps`: set self.timesteps = timesteps in its __init__")
+    if type(net).forward is not BurstNet.forward:
+        return
+    if type(net).features is BurstNet.features:
+        raise ConfigError(f"model: {id!r} has no `features`: write features(x), which returns what `fc` reads, [T, B, F]")
+    if not isinstance(getattr(net, "fc", None), nn.Module):
+        raise ConfigError(f"model: {id!r} has no `fc`: set self.fc = nn.Linear(..., num_classes), or write its `forward`")
 
 
 def _builder(id: str) -> partial[Any]:

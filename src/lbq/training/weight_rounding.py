@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lbq.batches.sources import Source
 from lbq.config import Config
@@ -173,11 +174,18 @@ class WeightRounding:
         with torch.no_grad():
             before = [weight.clone() for weight in self.weights]
             torch._foreach_copy_(self.weights, self.rounded_weights())
+        watch = register_optimizer_step_pre_hook(self._refuse_step)
         try:
             yield
         finally:
+            watch.remove()
             with torch.no_grad():
                 torch._foreach_copy_(self.weights, before)
+
+    def _refuse_step(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        rounded = {id(weight) for weight in self.weights}
+        if any(id(p) in rounded for group in optimiser.param_groups for p in group["params"]):
+            raise RuntimeError("optimiser.step() inside `with rounding():` would be undone: call it behind the block")
 
     @torch.no_grad()
     def rounded_weights(self) -> list[Tensor]:
