@@ -320,6 +320,7 @@ def test_auto_takes_the_fastest_of_three(monkeypatch: pytest.MonkeyPatch) -> Non
         ((np.zeros((0, 3, 8, 8), np.uint8),), "images must not be empty"),
         ((np.zeros((8, 8), np.uint8),), r"got \[8, 8\]"),
         ((np.zeros((1, 3, 8, 8), np.uint8), "fast"), "engine must be one of auto, dense, bitplane, cuda, got 'fast'"),
+        ((np.zeros((1, 3, 8, 8), np.uint8), "auto", "sn1"), "trace must be True, False or a function .*, got 'sn1'"),
         ((np.zeros((1, 3, 8, 8), np.uint8), "auto", False, 0), "threads must be a whole number in 1..256, got 0"),
         (
             (np.zeros((1, 3, 8, 8), np.uint8), "auto", False, 1, "shifted"),

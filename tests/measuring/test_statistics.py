@@ -318,8 +318,13 @@ def test_batches_of_other_lengths_and_neurons_that_do_not_run() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(LbqError, match=r"got one tensor: give \[inputs\]"):
-        lbq.statistics(Two(), batch(2, 5, 4))
+    for one in (batch(2, 5, 4), batch(2, 5, 4).numpy()):
+        with pytest.raises(LbqError, match=r"got one tensor or array: give \[inputs\]"):
+            lbq.statistics(Two(), one)
+    with pytest.raises(LbqError, match=r"got NoneType: give \[inputs\]"):
+        lbq.statistics(Two(), None)  # type: ignore[arg-type]
+    with pytest.raises(LbqError, match=r"got an array: give torch.from_numpy\(inputs\)"):
+        lbq.statistics(Two(), [(batch(2, 5, 4).numpy(), None)])
     with pytest.raises(LbqError, match="^a batch must be inputs or a tuple that begins with them, got a dict"):
         lbq.statistics(Two(), [{"x": batch(2, 5, 4)}])
     for net, batches in ((nn.Linear(4, 3), [batch(2, 5, 4)]), (Two(), [])):

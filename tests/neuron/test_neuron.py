@@ -192,6 +192,9 @@ def test_a_step_can_be_set() -> None:
         for wrong in (0, -1.0, 1e-7, 1e300, torch.ones(3), float("nan"), float("inf")):
             with pytest.raises(ValueError, match="step must be above 2e-06 and finite, one number or one per channel"):
                 neuron.step = wrong
+        for wrong in ("0.1", None, [[1.0], [2.0, 3.0]]):
+            with pytest.raises((TypeError, ValueError), match="step must be above 2e-06 and finite, one number"):
+                neuron.step = wrong  # type: ignore[assignment]
     exact = BurstNeuron(5).double()
     exact.step = 0.3
     assert exact.step.item() == pytest.approx(0.3, rel=1e-14)
@@ -372,6 +375,8 @@ def test_bad_inputs_are_refused() -> None:
         BurstNeuron()(torch.ones(2, 2, dtype=torch.int64))
     with pytest.raises(TypeError, match="list"):
         BurstNeuron()([[1.0]])
+    with pytest.raises(TypeError, match=r"dense tensor, got torch.sparse_coo: give x.to_dense\(\)"):
+        BurstNeuron()(torch.ones(2, 2).to_sparse())
     with pytest.raises(ValueError, match=r"\[T, B, \.\.\.\]"):
         BurstNeuron()(torch.ones(3))
     for call in (BurstNeuron().levels, BurstNeuron().forward_step, MLF(), MLF().forward_step):

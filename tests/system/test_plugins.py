@@ -137,7 +137,7 @@ def test_a_network_with_a_forward_of_its_own_needs_no_fc() -> None:
             super().__init__(make, **sizes)
             self.last, self.fc = self.fc, None  # type: ignore[assignment]
 
-        def forward(self, x: Tensor, per_step: bool = False) -> Tensor:  # noqa: ARG002 - always the mean
+        def forward(self, x: Tensor, per_step: bool = False) -> Tensor:
             return over_time(self.features(x), self.last, spatial=1).mean(0)
 
     models.register("other")(Other)

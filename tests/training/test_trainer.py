@@ -29,6 +29,7 @@ from lbq.training import job
 from lbq.training import trainer as train
 from lbq.training.position import EpochRecord
 from tests.support import small_runs
+from tests.support.paths import ROOT
 from tests.support.reading import normalised_by
 from tests.support.small_runs import Silent
 
@@ -261,6 +262,8 @@ def test_broken_run_folders_are_named(trained: tuple[Path, models.BurstNet, Conf
         lbq.load(tmp_path / "nowhere")
     with pytest.raises(RunError, match="is not a run folder, config.toml is missing: give one"):
         lbq.load(tmp_path)
+    with pytest.raises(RunError, match="is a deployed network, not a run folder: load it with lbq.engine.load"):
+        lbq.load(ROOT / "models/digits_resnet8w16_t2_lbq.lbq")
     broken = tmp_path / "broken"
     small_runs.save_run(broken, net, config)
     good = (folder / "weights.safetensors").read_bytes()

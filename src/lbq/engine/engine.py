@@ -100,6 +100,8 @@ class Network:
             raise LbqError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         if backend not in BACKENDS:
             raise LbqError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+        if not isinstance(trace, bool) and not callable(trace):
+            raise LbqError(f"trace must be True, False or a function of a layer's name and levels, got {trace!r}")
         threads = 1 if threads is None and callable(trace) else thread_count(threads)
         if exit:
             if self.network.exits is None:

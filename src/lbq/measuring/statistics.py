@@ -80,8 +80,10 @@ def statistics(net: nn.Module, batches: Iterable[Any]) -> Statistics:
     batches: inputs, or tuples that begin with them, such as (inputs, labels); they are taken to the network's device. It runs
     in evaluation mode and without gradients; modes, hooks and random numbers are afterwards as they were.
     """
-    if isinstance(batches, Tensor):
-        raise LbqError("batches must be a list or a loader of batches, got one tensor: give [inputs]")
+    if isinstance(batches, Tensor | np.ndarray):
+        raise LbqError("batches must be a list or a loader of batches, got one tensor or array: give [inputs]")
+    if not isinstance(batches, Iterable):
+        raise LbqError(f"batches must be a list or a loader of batches, got {type(batches).__name__}: give [inputs]")
     net = unwrapped(net)
     devices = {tensor.device for tensor in (*net.parameters(), *net.buffers())}
     watch = _Watch(net)
@@ -90,7 +92,9 @@ def statistics(net: nn.Module, batches: Iterable[Any]) -> Statistics:
         for batch in batches:
             if isinstance(batch, Mapping):
                 raise LbqError(f"a batch must be inputs or a tuple that begins with them, got a {type(batch).__name__}")
-            x = batch[0] if isinstance(batch, tuple | list) else batch
+            x = batch[0] if isinstance(batch, tuple | list) and batch else batch
+            if isinstance(x, np.ndarray):
+                raise LbqError("a batch must begin with a tensor, got an array: give torch.from_numpy(inputs)")
             net(x.to(next(iter(devices))) if isinstance(x, Tensor) and len(devices) == 1 else x)
             watch.end_pass()
     return watch.result()

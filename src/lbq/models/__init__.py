@@ -143,9 +143,13 @@ def _check_own(id: str, net: nn.Module) -> None:
     if type(net).forward is not BurstNet.forward:
         return
     if type(net).features is BurstNet.features:
-        raise ConfigError(f"model: {id!r} has no `features`: write features(x), which returns what `fc` reads, [T, B, F]")
+        raise ConfigError(
+            f"model: {id!r} has no `features`: write features(x), which returns what `fc` reads, [T, B, F]"
+        )
     if not isinstance(getattr(net, "fc", None), nn.Module):
-        raise ConfigError(f"model: {id!r} has no `fc`: set self.fc = nn.Linear(..., num_classes), or write its `forward`")
+        raise ConfigError(
+            f"model: {id!r} has no `fc`: set self.fc = nn.Linear(..., num_classes), or write its `forward`"
+        )
 
 
 def _builder(id: str) -> partial[Any]:

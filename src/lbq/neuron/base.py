@@ -168,6 +168,8 @@ class SpikingNeuron(nn.Module, ABC):
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"x must be a floating-point tensor [T, B, ...], got {kind}")
+        if x.layout is not torch.strided:
+            raise TypeError(f"x must be a dense tensor, got {x.layout}: give x.to_dense()")
         if x.dim() < 2:
             raise ValueError(f"x must be [T, B, ...] with at least two dimensions, got shape {tuple(x.shape)}")
         return x

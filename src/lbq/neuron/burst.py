@@ -73,12 +73,14 @@ class SteppedNeuron(SpikingNeuron):
     @step.setter
     def step(self, value: float | Tensor) -> None:
         """One number, or one for each channel."""
-        steps = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+        wrong = f"step must be above {LEAST_STEP:g} and finite, one number or one per channel, got {value!r}"
+        try:
+            steps = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(wrong) from error
         within = (steps > LEAST_STEP) & (steps < torch.finfo(torch.float32).max)
         if steps.shape not in ((), self.step.shape) or not within.all():
-            raise ValueError(
-                f"step must be above {LEAST_STEP:g} and finite, one number or one per channel, got {value!r}"
-            )
+            raise ValueError(wrong)
         self.set_step(steps.expand(self.step.shape))
 
     @torch.no_grad()

@@ -176,6 +176,10 @@ def check_folder(run: Path | str, *needed: str) -> Path:
     folder, remedy = Path(run), "give one that `lbq demo` or `lbq train` wrote"
     if not folder.exists():
         raise RunError(f"{folder} does not exist: a run folder is needed, {remedy}")
+    if folder.suffix == ".lbq":
+        raise RunError(
+            f"{folder} is a deployed network, not a run folder: load it with lbq.engine.load, run it with lbq run"
+        )
     if not folder.is_dir():
         raise RunError(f"{folder} is not a run folder: {remedy}")
     missing = next((name for name in needed if not (folder / name).is_file()), None)

@@ -182,7 +182,7 @@ class WeightRounding:
             with torch.no_grad():
                 torch._foreach_copy_(self.weights, before)
 
-    def _refuse_step(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _refuse_step(self, optimiser: torch.optim.Optimizer, *_: Any) -> None:
         rounded = {id(weight) for weight in self.weights}
         if any(id(p) in rounded for group in optimiser.param_groups for p in group["params"]):
             raise RuntimeError("optimiser.step() inside `with rounding():` would be undone: call it behind the block")
