@@ -192,9 +192,10 @@ def test_a_step_can_be_set() -> None:
         for wrong in (0, -1.0, 1e-7, 1e300, torch.ones(3), float("nan"), float("inf")):
             with pytest.raises(ValueError, match="step must be above 2e-06 and finite, one number or one per channel"):
                 neuron.step = wrong
-        for wrong in ("0.1", None, [[1.0], [2.0, 3.0]]):
+        untyped: Any = neuron
+        for wrong_type in ("0.1", None, [[1.0], [2.0, 3.0]]):
             with pytest.raises((TypeError, ValueError), match="step must be above 2e-06 and finite, one number"):
-                neuron.step = wrong  # type: ignore[assignment]
+                untyped.step = wrong_type
     exact = BurstNeuron(5).double()
     exact.step = 0.3
     assert exact.step.item() == pytest.approx(0.3, rel=1e-14)
