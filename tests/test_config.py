@@ -128,6 +128,7 @@ def test_whatever_changes_the_hash_is_named() -> None:
         ({"n_max": 1}, r"unknown key 'n_max'; did you mean 'neuron.n_max'\?"),
         ({"name": 3}, "name must be a string, got 3"),
         ({"name": "two\nlines"}, "name must be one line of text"),
+        ({"device": "cuda"}, "unknown key .device.; it is an option of the command: --device"),
         ({"zzz": 1}, r"unknown key 'zzz'; known: augment, data, model, name, neuron, optim, seed, train"),
         ({"optim": {"lr": 1e300}}, "optim.lr must be > 0 and at most 3.4e38"),
         ({"optim": {"neuron_decay": "rho"}}, "optim.neuron_decay must be one of 'none', 'step', 'all'"),

@@ -364,6 +364,8 @@ def _build(kind: Any, tree: Any, path: str) -> Any:
 
 def _suggestion(key: str, known: Iterable[str]) -> str:
     """The right section of a key that exists elsewhere, otherwise the nearest of the `known` keys."""
+    if key in ("device", "out", "resume"):
+        return f"; it is an option of the command: --{key}"
     sections = {name: part for name, part in Config().to_dict().items() if isinstance(part, dict)}
     homes = [f"{name}.{key}" for name, part in sections.items() if key in part]
     return f"; did you mean {' or '.join(map(repr, homes))}?" if homes else nearest(key, known)

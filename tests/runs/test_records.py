@@ -171,7 +171,7 @@ ZEROS = "0" * 64
         ("lbq-1", {"result.json": '{"accuracy": 1.0}'}, "it was written by another version of lbq, or by hand"),
         ("lbq-1", {"result.json": "{"}, "result.json cannot be read as JSON"),
         ("lbq-1", {"result.json": "[]"}, "must hold a JSON object"),
-        ("lbq-1", {"metrics.jsonl": "{}\n"}, "is not the log of a run"),
+        ("lbq-1", {"metrics.jsonl": "{}\n"}, "is not the log of a run, line 1 is no epoch (KeyError"),
         ("lbq-1", {"weights.safetensors": None}, "has neither weights.safetensors nor weights.sha256"),
         (
             "lbq-0",

@@ -140,11 +140,16 @@ def _tree(config: Config) -> dict[str, Any]:
 def log_of(run: Path | str) -> list[dict[str, Any]]:
     """The epochs of a run folder, shortened. A last line that was cut off is left out."""
     path = Path(run) / "metrics.jsonl"
-    try:
-        lines = files.text_of(path, RunError).splitlines(keepends=True)
-        return [_short(json.loads(line)) for line in lines if line.endswith("\n")]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is not the log of a run ({type(error).__name__}: {error})") from error
+    lines, epochs = files.text_of(path, RunError).split("\n")[:-1], []
+    for number, line in enumerate(lines, 1):
+        try:
+            epochs.append(_short(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            why = f"{type(error).__name__}: {error}"[:80]
+            raise RunError(
+                f"{path} is not the log of a run, line {number} is no epoch ({why}): restore the file or train again"
+            ) from error
+    return epochs
 
 
 def analysis_of(run: Path | str) -> Analysis | None:
