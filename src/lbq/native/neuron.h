@@ -84,7 +84,7 @@ INLINE vi one_more(vi level, vi size, vi threshold) {
 
 INLINE vi leaked(vi v, int32_t m, int32_t k) {
     if (k == 0) return v;
-    if (m == 1) return (v + (1 << (k - 1))) >> k; /* |v| is below 2^30 */
+    if (m == 1) return (vi)((vu)v + (1u << (k - 1))) >> k; /* |v| is below 2^30, but after the last timestep */
     return __builtin_convertvector((__builtin_convertvector(v, vl) * m + ((int64_t)1 << (k - 1))) >> k, vi);
 }
 
@@ -139,12 +139,14 @@ INLINE void tile(const struct lbq_neuron *n, struct kind is, int64_t image, int6
                 v[g] = u[g] & ~fired;
                 continue;
             }
-            vi drop = is.reset_kind == RESET_TO_LEVEL ? reset[g] * emitted : with_sign(reset[g] & fired, negative);
-            v[g] = is.decay_reset ? u[g] - drop : u[g];
+            /* unsigned: after the last timestep no bound is proved, nor needed */
+            vi drop = is.reset_kind == RESET_TO_LEVEL ? (vi)((vu)reset[g] * (vu)emitted)
+                                                      : with_sign(reset[g] & fired, negative);
+            v[g] = is.decay_reset ? (vi)((vu)u[g] - (vu)drop) : u[g];
             if (!is.decay_reset) pending[g] = drop;
         }
     }
-    if (n->carried) EACH { /* unsigned: after the last timestep before a restart no bound is proved for it, nor needed */
+    if (n->carried) EACH {
         vi next = leaked(v[g], n->leak_m, n->leak_k);
         if (!is.decay_reset && is.reset_kind != RESET_TO_HARD) next = (vi)((vu)next - (vu)pending[g]);
         store(n->carried + first + g * LANES, &next, lanes * 4);
