@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from lbq import cli
 from lbq.batches.sources import open_source
 from lbq.cli import demo
 from lbq.cli.progress import CountProgress, TrainProgress
-from lbq.data import digits
+from lbq.data import digits, idx
 from lbq.errors import Stopped
 from lbq.measuring.measure import measure
 from lbq.native.choose import choose
@@ -30,6 +31,7 @@ from lbq.runs.records import record_of
 from lbq.runs.run_folder import default_name, load_config
 from lbq.training import trainer as train
 from tests.support.commands import Call, status
+from tests.support.idx_files import idx_files
 from tests.support.paths import ROOT
 from tests.support.reading import real
 from tests.support.small_runs import small_digits
@@ -459,6 +461,29 @@ def test_data_from_real_files(call: Call, tmp_path: Path) -> None:
     out = call.printed("data", "cifar10", "--root", str(tmp_path / "c"), "--from", str(source))
     assert "50,000 + 10,000 images" in out
     assert call.json("data", "cifar10", "--root", str(tmp_path / "c"))["train"] == 50_000
+
+
+def test_only_the_published_files_are_called_verified(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, source = tmp_path / "root", tmp_path / "mine"
+    _, paths = idx_files(source)
+    made = call.json("data", "mnist", "--root", str(root), "--from", str(source))
+    assert (made["train"], made["test"], made["verified"]) == (30, 7, False)
+    assert "not the published .gz files" in call.printed("data", "mnist", "--root", str(root))
+    sums = [(hashlib.md5(path.read_bytes()).hexdigest(), path.stat().st_size) for path in paths]
+    monkeypatch.setitem(idx.FILES, "mnist", tuple(sums))
+    assert call.json("data", "mnist", "--root", str(root))["verified"] is True
+    assert call.printed("data", "mnist", "--root", str(root)).rstrip().endswith(", verified")
+
+
+def test_damaged_files_are_not_taken_over(call: Call, tmp_path: Path) -> None:
+    _, paths = idx_files(tmp_path / "mine")
+    paths[3].write_bytes(paths[3].read_bytes()[:-9])
+    assert "get the official file again" in call.refused(
+        "data", "mnist", "--root", str(tmp_path / "root"), "--from", str(tmp_path / "mine")
+    )
+    assert not (tmp_path / "root").exists()
 
 
 def test_data_mistakes(call: Call, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from lbq.data import idx
 from lbq.data.user_arrays import load_own
 from lbq.errors import ConfigError, DataError
 from lbq.runs.records import _plan, split_of
-from tests.data.test_idx import idx_files
 from tests.support.commands import Call
+from tests.support.idx_files import idx_files
 
 
 def test_a_limit_takes_the_same_samples_of_both_parts_for_every_seed() -> None:

@@ -10,30 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from lbq.data import idx
 from lbq.errors import DataError
+from tests.support.idx_files import idx_bytes, idx_files
 from tests.support.reading import QUICK, RNG, memory_under, refused
-
-
-def idx_bytes(array: NDArray[np.uint8]) -> bytes:
-    return struct.pack(f">2xBB{array.ndim}I", 8, array.ndim, *array.shape) + array.tobytes()
-
-
-def idx_files(root: Path, zipped: bool = True, dash: str = "-") -> tuple[list[NDArray[np.uint8]], list[Path]]:
-    rng = RNG(3)
-    arrays, paths = [], []
-    root.mkdir(parents=True, exist_ok=True)
-    for part, count in (("train", 30), ("t10k", 7)):
-        for what, shape, top in (("images-idx3", (count, 6, 5), 256), ("labels-idx1", (count,), 10)):
-            array = rng.integers(0, top, shape, np.uint8)
-            data = idx_bytes(array)
-            path = root / (f"{part}-{what}-ubyte".replace("-idx", f"{dash}idx") + (".gz" if zipped else ""))
-            path.write_bytes(gzip.compress(data) if zipped else data)
-            arrays.append(array)
-            paths.append(path)
-    return arrays, paths
 
 
 @pytest.mark.parametrize(("zipped", "dash", "below"), [(True, "-", ""), (False, ".", "raw"), (True, ".", "raw")])

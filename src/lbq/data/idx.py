@@ -8,6 +8,7 @@ length, before anything is allocated.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
 import struct
 import zlib
@@ -64,14 +65,21 @@ def prepare_idx(name: str, root: Path, source: Path | None = None, progress: Pro
     folder `source`, where they may be gzipped or not, or by download, which is verified."""
     root = Path(root)
     if source is not None:
+        load_idx(source, name)  # what is damaged stays there
         _, there = _locate(Path(source), name)
-        for path in there.values():
-            files.write(root / path.name, path.read_bytes(), DataError)
+        files.write_all(root, {path.name: path.read_bytes() for path in there.values()}, DataError)
     else:
         for (stem, end), (md5, size) in zip(STEMS.items(), FILES[name], strict=True):
             if _file(root, stem) is None:
                 fetch(f"{MIRRORS[name]}{stem}{end}.gz", root / f"{stem}{end}.gz", md5, size, progress)
     return _locate(root, name)[0]
+
+
+def is_official(root: Path, name: str) -> bool:
+    """Whether the four files are the published ones, byte for byte, by their MD5. Unpacked ones cannot be told."""
+    _, there = _locate(Path(root), name)
+    known = [md5 for md5, _ in FILES[name]]
+    return [hashlib.md5(there[stem].read_bytes(), usedforsecurity=False).hexdigest() for stem in STEMS] == known
 
 
 def load_idx(root: Path, name: str) -> Dataset:
