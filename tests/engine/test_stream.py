@@ -144,6 +144,7 @@ def test_what_is_not_proved_is_refused_by_name() -> None:
         ({"window": 0}, "window must be a whole number of frames in 1..4096, got 0"),
         ({"window": 2.0}, "window must be a whole number"),
         ({"restart": 0}, "restart must be a whole number of frames in 1..4096, got 0"),
+        ({"threads": 0}, "threads must be a whole number in 1..256, got 0"),
         ({"engine": "cuda"}, "engine must be one of auto, dense, bitplane for a stream, got 'cuda'"),
     ],
 )
@@ -157,7 +158,7 @@ def test_wrong_frames_are_one_line_and_change_nothing() -> None:
     cases: list[tuple[Any, str]] = [
         (np.zeros((1, 1, 1)), "frame must be uint8, as frames are stored, got float64"),
         (np.zeros((2, 1, 1), np.uint8), r"frame must be \[1\], got \[2, 1, 1\]"),
-        (np.full((1, 1, 1), 17, np.uint8), "frame has values up to 17, the network was trained on 0 to 16"),
+        (np.full((1, 1, 1), 17, np.uint8), "frame has values up to 17, the network was trained on 0 to 16: scale it"),
     ]
     for frame, message in cases:
         with pytest.raises(LbqError, match=message):

@@ -179,7 +179,7 @@ class Network:
         window: int | None = None,
         restart: int | None = None,
         engine: Literal["auto", "dense", "bitplane"] = "auto",
-        threads: int = 1,
+        threads: int | None = 1,
     ) -> Stream:
         """The network on frames that never end: `stream.step(frame)` takes one, and membranes are kept from frame to frame.
 
@@ -187,8 +187,9 @@ class Network:
 
         window: logits are of so many of the latest frames; default the network's timesteps.
         restart: begin anew after so many frames, for which alone membranes are then proved to fit. None: never.
+        threads: of the CPU; None takes all processors of this process, which pays for large frames only.
         """
-        return Stream(self.network, self.unchanged, window, restart, engine, threads)
+        return Stream(self.network, self.unchanged, window, restart, engine, thread_count(threads))
 
     def with_golden(self, inputs: NDArray[np.uint8]) -> Network:
         """The network with golden vectors: these inputs, and what its dense engine gives for them."""

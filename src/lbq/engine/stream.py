@@ -33,10 +33,10 @@ class Stream:
         self,
         network: IntegerNetwork,
         unchanged: Callable[[], AbstractContextManager[None]],
-        window: int | None = None,
-        restart: int | None = None,
-        engine: EngineName = "auto",
-        threads: int = 1,
+        window: int | None,
+        restart: int | None,
+        engine: EngineName,
+        threads: int,
     ) -> None:
         if engine not in STREAM_ENGINES:
             raise LbqError(f"engine must be one of {', '.join(STREAM_ENGINES)} for a stream, got {engine!r}")
@@ -96,5 +96,7 @@ class Stream:
         if x.shape != net.input_shape:
             raise LbqError(f"frame must be {list(shortest(net.input_shape))}, got {list(np.shape(frame))}")
         if (most := int(x.max())) > net.input_max:
-            raise LbqError(f"frame has values up to {most}, the network was trained on 0 to {net.input_max}")
+            raise LbqError(
+                f"frame has values up to {most}, the network was trained on 0 to {net.input_max}: scale it to that"
+            )
         return x

@@ -9,7 +9,6 @@ caller keeps. The parts of one form alone are in `c/run` and `c/step`.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import shlex
@@ -60,14 +59,13 @@ def export(
     check_name(name)
     files.check_folder(out)
     net = load(model)
-    with open(model, "rb") as file:
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    sources = Sources(net.network, name, net.golden, checksum, form, target, window)
+    with net.unchanged():
+        sources = Sources(net.network, name, net.golden, files.sha256_of(model), form, target, window)
+        contents = sources.files()
     golden = sources.golden  # the example's inputs and logits lie in flash too, and the logits of one in RAM
     flash_bytes = sources.constant_bytes + golden.inputs.nbytes + golden.logits.nbytes
     flash_bytes += c99_exits.example_bytes(sources.early)
     boards = cortex_m.fitting_boards(flash_bytes, sources.memory_bytes + golden.logits[0].nbytes) if target else []
-    contents = sources.files()
     for file_name, text in contents.items():
         check_ours(out / file_name, text)
     size = files.write_all(out, contents)

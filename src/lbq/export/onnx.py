@@ -10,7 +10,6 @@ This holds wherever float32 convolutions are summed in float32: without Winograd
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,7 +100,7 @@ def _properties(network: IntegerNetwork, form: Form, source: Path | str | None) 
     text = {name: v if isinstance(v, str) else json.dumps(v, sort_keys=True) for name, v in values.items()}
     if source is not None:
         try:
-            text["lbq_sha256"] = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+            text["lbq_sha256"] = files.sha256_of(source)
         except OSError as error:
             raise LbqError(f"{source} cannot be read: {error.strerror}; give the model.lbq of the network") from error
     return text

@@ -7,7 +7,6 @@ zig compiles it, the package `ziglang`. The module imports nothing. The same net
 from __future__ import annotations
 
 import base64
-import hashlib
 import importlib.util
 import json
 import shutil
@@ -22,7 +21,7 @@ from typing import Any
 
 from lbq._version import __version__
 from lbq.data.testset import EVAL_RATIO, FILES
-from lbq.engine import load
+from lbq.engine import Network, load
 from lbq.errors import LbqError
 from lbq.export.c99 import Sources
 from lbq.export.checks import check_name, check_ours
@@ -50,7 +49,7 @@ def export_module(model: Path, out: Path, name: str = "model") -> dict[str, Any]
     path = out / f"{name}.wasm"
     if path.is_file() and SECTION not in path.read_bytes()[:SECTION_BYTES]:
         raise LbqError(f"{path} is there already and was not written by lbq export: give another folder")
-    contents[path.name] = module = build(model)
+    contents[path.name] = module = build(load(model), model)
     files.write_all(out, contents)
     text = f"{out}: {path.name}, {len(module) / 1e3:.0f} kB, the engine's integers in WebAssembly, and {', '.join(SCRIPTS)}"
     return {"path": str(out), "files": list(contents), "bytes": len(module), "text": text}
@@ -59,13 +58,14 @@ def export_module(model: Path, out: Path, name: str = "model") -> dict[str, Any]
 def export_page(model: Path, out: Path) -> dict[str, Any]:
     """Write a model.lbq to the file `out` as a page that runs it; return facts about it."""
     files.check_file(out)
-    network = load(model).network
+    net = load(model)
+    network = net.network
     if image_facts(network)["resize"] is None:
         raise LbqError(
             f"{model} reads {'x'.join(map(str, network.input_shape))} {'pixels' if network.static else 'event frames'}, and "
             "a page takes square images of 1 or 3 channels: use --format wasm"
         )
-    module = base64.b64encode(build(model)).decode()
+    module = base64.b64encode(build(net, model)).decode()
     script = "\n".join(_text(name) for name in (*SCRIPTS, "page.js"))
     values = {"style": _text("page.css"), "script": script, "module": module, "title": escape(_title(network))}
     page = _text("page.html")
@@ -79,18 +79,18 @@ def export_page(model: Path, out: Path) -> dict[str, Any]:
     }
 
 
-def build(model: Path) -> bytes:
-    """The WebAssembly module of a model.lbq."""
-    zig, net = compiler(), load(model)
-    with open(model, "rb") as file:
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    sources = Sources(net.network, golden=net.golden, keep=True)
+def build(net: Network, model: Path) -> bytes:
+    """A network, loaded from `model`, as a WebAssembly module."""
+    zig = compiler()
+    with net.unchanged():
+        sources = Sources(net.network, golden=net.golden, keep=True)
+        code, checksum = sources.files(), files.sha256_of(model)
     with tempfile.TemporaryDirectory(prefix="lbq-") as folder:
-        texts = {**sources.files(), "module.c": _text("module.c"), "string.h": _text("string.h")}
+        texts = {**code, "module.c": _text("module.c"), "string.h": _text("string.h")}
         for name, text in texts.items():
             Path(folder, name).write_text(text, encoding="utf-8")
-        code = sorted(name for name in texts if name.endswith(".c") and name != "example.c")
-        command = [*zig, "cc", *FLAGS, "-o", "model.wasm", *code]
+        compiled = sorted(name for name in texts if name.endswith(".c") and name != "example.c")
+        command = [*zig, "cc", *FLAGS, "-o", "model.wasm", *compiled]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]

@@ -273,7 +273,7 @@ def weights_checksum(run: Path | str) -> str:
     for name in (file.name, "weights.sha256"):
         files.refuse_pipe(folder / name, RunError)
     if file.exists():
-        checksum = hashlib.sha256(file.read_bytes()).hexdigest()
+        checksum = files.sha256_of(file)
     elif (file := folder / "weights.sha256").exists():
         checksum = (file.read_text(errors="replace").split() or [""])[0]
         if not re.fullmatch("[0-9a-f]{64}", checksum):

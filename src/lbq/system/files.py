@@ -9,6 +9,7 @@ replaced. The next writer of a file removes the leftovers of killed processes af
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -118,6 +119,12 @@ def text_of(path: Path | str, error: type[LbqError] = LbqError, most_bytes: int 
     if len(data) > most_bytes:
         raise error(f"{path} is too large: at most {most_bytes // 1024:,} KiB are read")
     return data.decode().replace("\r\n", "\n")
+
+
+def sha256_of(path: Path | str) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def lock(file: IO[str] | int, shared: bool = False) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from lbq.neuron.burst import FIXED_STEP
 from lbq.neuron.hooks import attached, evaluating
 from lbq.runs import run_folder
 from lbq.runs.build import outline
+from lbq.system import files
 from lbq.training import evaluation
 from lbq.training.trainer import Trainer
 
@@ -68,18 +68,13 @@ def read(config: Config, net: nn.Module, inputs: Inputs) -> Start:
             return _artefact(path, config, net, inputs, head)
         if Path(path).is_file():
             weights = _named_weights(path, config.model.id, net, head)
-            return Start(weights, _checksum(path))
+            return Start(weights, files.sha256_of(path))
         weights = fitting_weights(path, net)
         kept = {name: value for name, value in weights.items() if head or not name.startswith(HEAD)}
         return Start(kept, run_folder.weights_checksum(path))
     except LbqError as error:
         known = str(error).startswith("train.init_from")
         raise RunError(str(error) if known else f"train.init_from: {error}") from error
-
-
-def _checksum(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # A deployed network
@@ -106,7 +101,7 @@ def _artefact(path: str, config: Config, net: nn.Module, inputs: Inputs, head: b
         other = f"; its network is {model!s:.40}: set model.id" * (model != config.model.id)
         raise RunError(f"{path}: {error}{other}") from error
     notes = tuple(_notes(path, network, config, inputs, unfolded.border, head))
-    checksum = _checksum(path)
+    checksum = files.sha256_of(path)
     loaded.check_file()
     return Start(unfolded.weights, checksum, True, notes)
 
