@@ -79,6 +79,42 @@ def test_attention_is_lowered_however_it_is_written(product: Any) -> None:
     assert [s.kind for s in graph["out"].synapses] == ["matmul"]
 
 
+def named_operands(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.flatten(3).unflatten(2, (HEADS, -1)) for x in (q, k, v))
+    scores = torch.matmul(input=q.mT, other=k * 0.5)
+    return torch.matmul(scores, other=v.mT).mT.flatten(2, 3).unflatten(-1, (4, 4))
+
+
+def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What does nothing in evaluation stands between the scores and V."""
+    q, k, v = (x.flatten(3).unflatten(2, (HEADS, -1)) for x in (q, k, v))
+    scores = F.dropout(q.mT @ k * 0.5, 0.1, training=False)
+    return (scores @ v.mT).mT.flatten(2, 3).unflatten(-1, (4, 4))
+
+
+@pytest.mark.parametrize("product", [named_operands, dropped])
+def test_other_ways_to_write_the_same_attention(product: Any) -> None:
+    torch.manual_seed(0)
+    assert attention_of(graph_of(Own(product), (3, 16, 16), timesteps=2))[2] == HEADS
+
+
+@pytest.mark.parametrize(("side", "heads"), [(4, 4), (4, 1), (1, 2), (1, 1)])
+@pytest.mark.parametrize("order", ["(QK)V", "Q(KV)", "V(KQ)"])
+def test_heads_of_one_channel_and_images_of_one_token(side: int, heads: int, order: str) -> None:
+    """Axes of size 1 have no part of their own; `graph_of` compares every level with the network's in float64."""
+
+    def product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.flatten(3).unflatten(2, (heads, -1)).mT for x in (q, k, v))  # [T, B, heads, N, d]
+        ways = {"(QK)V": lambda: q @ k.mT @ v, "Q(KV)": lambda: q @ (k.mT @ v), "V(KQ)": lambda: (v.mT @ k @ q.mT).mT}
+        return (ways[order]() * 0.5).transpose(2, 3).flatten(3).mT.unflatten(-1, (side, side))
+
+    torch.manual_seed(0)
+    graph = graph_of(Own(product), (3, 4 * side, 4 * side), timesteps=2)
+    tokens = side * side
+    assert attention_of(graph)[2:] == (heads, (4, side, side), 2 * tokens * tokens * 4)
+    assert attention_of(graph)[1][2] == "neurons.2"  # V, which alone may have a step for each channel
+
+
 def one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (v.flatten(3) @ (k.flatten(3).mT @ q.flatten(3))).unflatten(-1, (4, 4)) + v
 
@@ -178,6 +214,18 @@ def test_steps_of_channels_cannot_leave_a_sum() -> None:
     assert len(set(synapse.weight.tolist())) == 4
 
 
+def test_heads_joined_without_their_channels_are_the_fault_of_the_reshape() -> None:
+    """Not of the products in front of it, which have an integer form."""
+
+    def product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.flatten(3).unflatten(2, (HEADS, -1)).mT for x in (q, k, v))
+        return (q @ k.mT @ v).reshape(2, -1, 16, 4).mT.unflatten(-1, (4, 4))
+
+    match = r"^reshape in .*: bring heads beside their channels first, as in x.transpose\(-3, -2\).flatten\(-2\)"
+    with pytest.raises(GraphError, match=match):
+        lower(Own(product), (3, 16, 16), timesteps=2)
+
+
 class Windows(nn.Module):
     """Attention in windows of 2 x 2 tokens, whose layout lowering cannot follow."""
 
@@ -202,6 +250,7 @@ class Windows(nn.Module):
         (lambda q, k: torch.einsum("tbwnd,tbwmd->tbwnm", q, k), "^einsum in the .*: write it with @"),
         (lambda q, k: F.scaled_dot_product_attention(q, k, k), "^scaled_dot.*: its softmax has none; .*tutorials/att"),
         (lambda q, k: torch.softmax(q @ k.mT, -1) @ q, "^softmax in .*: .*in attention, leave it out"),
+        (lambda q, k: q @ (k.mT @ q).flatten(2, 3), "^matmul in the .*: attention whose operands"),
         (lambda q, k: F.layer_norm(q, (8,)) + k, "^layer_norm in .*: use BatchNorm"),
         (
             lambda q, k: q + k,

@@ -35,6 +35,12 @@ def values_first(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (v / 16 @ m.scores(q.transpose(3, 4).matmul(k) * 0.5).transpose(-2, -1)).reshape(2, -1, 8, SIDE, SIDE)
 
 
+def channels_as_heads(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Eight heads of one channel, and what does nothing in evaluation on their scores."""
+    q, k, v = (x.flatten(3).unflatten(2, (8, -1)) for x in (q, k, v))
+    return (m.scores(m.drop(q.mT @ k / 2)) @ v.mT / 16).mT.flatten(2, 3).unflatten(-1, (SIDE, SIDE))
+
+
 def one_head(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Scores [T, B, queries, keys], and a neuron behind them whose output is [T, B, tokens, channels]."""
     q, k, v = (x.flatten(3) for x in (q, k, v))
@@ -95,6 +101,26 @@ def test_scores_are_a_layer_however_they_are_written(product: Any) -> None:
     assert (first.heads, second.heads, second.out_shape) == (HEADS, HEADS, (8, 4, 4))
     assert len(set(second.weight.tolist())) == 8  # steps of heads and of V's channels leave the sum over keys
     assert [s.kind for s in graph["out"].synapses].count("matmul") == 1
+
+
+def test_layers_that_do_nothing_may_read_scores() -> None:
+    def dropped(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = heads_of(q, k, v)
+        return (m.same(m.drop(q.mT @ k / 16)) @ v.mT).mT.flatten(2, 3).unflatten(-1, (SIDE, SIDE))
+
+    net = block(dropped)
+    net.drop, net.same = nn.Dropout(0.2), nn.Identity()
+    graph, _ = check_levels(warmed(net, 3, 8, 8), (3, 8, 8))
+    assert [(s.kind, s.heads, s.sources) for s in graph["out"].synapses] == [("matmul", HEADS, ("q", "k", "v"))]
+
+
+def test_scores_of_heads_of_one_channel() -> None:
+    net = block(channels_as_heads)
+    net.scores, net.drop = BurstNeuron(7, step=0.1), nn.Dropout(0.2)
+    graph, levels = check_levels(warmed(net, 3, 8, 8), (3, 8, 8))
+    assert levels["scores"].shape[2:] == (8, 16, 16)
+    assert levels["scores"].any()
+    assert [(s.kind, s.heads) for s in graph["out"].synapses] == [("matmul", 8)]
 
 
 def test_scores_of_one_head_need_no_axis_for_it() -> None:

@@ -261,6 +261,9 @@ def test_memory_that_two_layouts_share_may_not_be_changed() -> None:
         (lambda m, x: m.fc8(m.fc8_2(x)), "^layer 'fc8': Linear must read the input, a neuron's output or a sum of these"),
         (lambda m, x: m.fc8(x).mean(2), "^mean in .*: mean over tokens must read a neuron's output: put a neuron in front"),
         (lambda m, x: x.mean(-1), r"^mean in .* of \[T, B, tokens, channels\], mean\(0\) or mean\(2\)$"),
+        (lambda m, x: x.sum(-1, keepdim=True), r"^sum_1 in .*; the sum over a head's channels is lbq.models.attention.head_s"),
+        (lambda m, x: x + m.positions, "^layer 'positions': .*: weights belong into a layer, .*; a table of positions has no"),
+        (lambda m, x: m.mha(x, x, x)[0], "^layer 'mha': MultiheadAttention has no integer form here: its softmax has none; "),
         (lambda m, x: m.norm(x), "^layer 'norm': LayerNorm has no integer form here: use BatchNorm"),
         (lambda m, x: F.layer_norm(x, (8,)), "^layer_norm in .*: use BatchNorm"),
         (lambda m, x: torch.softmax(x @ x.mT, -1) @ x, "^softmax in .*: .*in attention, leave it out"),
@@ -309,6 +312,7 @@ def test_what_cannot_be_is_refused_by_name(forward: Any, message: str) -> None:
         forward, **linear, **convs, **norms, **pools, encoder=nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
     )
     net.table = nn.Parameter(torch.rand(1, 1, 12, 8))
+    net.positions, net.mha = nn.Parameter(torch.rand(12, 8)), nn.MultiheadAttention(8, 2)
     with pytest.raises(GraphError, match=message):
         lower(net, SHAPE)
 

@@ -84,6 +84,7 @@ def test_all_engines_are_equal(nets: dict[str, Network], name: str, tmp_path: Pa
     assert net.verify("bitplane") == 8
     for gate in net.network.gates:
         assert ways[0].counts[gate.name].additions > 0
+        assert ways[0].counts[gate.name].formations > 0  # of both operands
     assert {n: c.products for n, c in expected.counts.items()} == {n: c.products for n, c in ways[-1].counts.items()}
 
 

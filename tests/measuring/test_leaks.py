@@ -48,6 +48,23 @@ def test_other_leaks_are_refused_too() -> None:
         lbq.check(net, IMAGES)
 
 
+def test_attention_over_the_batch_is_refused_though_it_has_no_order() -> None:
+    """Tokens in front, as torch's own layers have them by default: turning the batch round turns the outputs round."""
+
+    def attending(m: Any, x: Tensor) -> Tensor:
+        tokens = x.flatten(2).permute(2, 0, 1)  # [tokens, B, channels]
+        q, k, v = (m.sn(layer(tokens)[None])[0] for layer in (m.q, m.k, m.v))
+        return m.fc((q @ k.mT @ v).mean(0))
+
+    torch.manual_seed(0)
+    layers = {name: nn.Linear(1, 8) for name in "qkv"}
+    net = Functional(attending, sn=BurstNeuron(step=0.05), fc=nn.Linear(8, 3), **layers)
+    x = IMAGES.double()
+    torch.testing.assert_close(net.double()(x.flip(0)), net(x).flip(0))
+    with pytest.raises(GraphError, match="leak into each other, one of its layers mixes the batch"):
+        lbq.check(net, IMAGES)
+
+
 @pytest.mark.parametrize(
     ("images", "reason"),
     [

@@ -257,6 +257,11 @@ def test_options_reach_the_network() -> None:
         ({"id": "qkformer4x80"}, "model: qkformer4x80: 32 must divide the width, for 8 heads .*, got 80$"),
         ({"id": "spikformer4"}, "unknown id 'spikformer4'; did you mean 'spikformer"),
         ({"id": "spikformer0x64"}, "unknown id"),
+        (
+            {"id": "qkformer3x64-scores-sew"},
+            "unknown id .*: behind qkformer3x64 may stand -sew or -membrane, and then -scores, as in qkformer3x64-sew-scores$",
+        ),
+        ({"id": "spikformer2x64_sew"}, "unknown id 'spikformer2x64_sew': behind spikformer2x64 may stand -sew or"),
         ({"id": "spikformer2x64", "stem_stride": 2}, "stem_stride applies to CIFAR-stem ResNets"),
     ],
 )

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import platform
 import re
 import shutil
 import signal
@@ -477,6 +478,16 @@ def test_a_run_is_not_evaluated_on_other_classes(tmp_path: Path) -> None:
         job.evaluate_run(tmp_path)
 
 
+def test_a_result_has_neurons_in_the_order_in_which_they_run(tmp_path: Path) -> None:
+    """A block of attention registers its last neuron first; figures by layer go from the input on."""
+    result = run(config("model.id=spikformer1x16", "train.epochs=1", "train.warmup_epochs=0"), tmp_path)
+    order = list(result["steps"])
+    assert order == list(result["tails"]) == list(result["active"])
+    assert [name.removeprefix("blocks.1.") for name in order if name.startswith("blocks.1.")] == [
+        "q.sn", "k.sn", "v.sn", "sn_attention", "sn",
+    ]  # fmt: skip
+
+
 def test_records_and_result(tmp_path: Path) -> None:
     watcher = Silent()
     result = run(config("data.holdout=0.2", "train.eval_every=2", "train.batch_size=10"), tmp_path, watcher)
@@ -545,6 +556,12 @@ def test_records_and_result(tmp_path: Path) -> None:
         ("neuron.name=v3 neuron.step_gradient=lsq", None),
         ("neuron.name=relu", "an ANN computes the same at each of 2 timesteps: model.timesteps=1"),
         ("neuron.name=relu model.timesteps=1", None),
+        ("neuron.name=mlf", "it trains, but cannot be deployed: layer 'sn1'"),
+        (
+            "model.id=spikformer1x16 neuron.name=lbq neuron.per_channel=true",
+            "it trains, but cannot be deployed: layer 'blocks.1.q.sn'",
+        ),
+        ("model.id=spikformer1x16", None),
     ],
 )
 def test_settings_that_are_hardly_meant_are_told_beforehand(changes: str, remark: str | None) -> None:
@@ -585,7 +602,20 @@ def test_which_precisions_are_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     half = config("train.precision=bf16").train
     assert not emulated(half, torch.device("cuda"))
     monkeypatch.setattr(torch.ops, "mkldnn", types.SimpleNamespace())
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert not emulated(half, cpu)
+
+
+@pytest.mark.parametrize(("instructions", "slow"), [("", True), ("avx512_bf16", False), ("amx_tile", False)])
+def test_bfloat16_that_must_be_converted_is_emulated_too(
+    monkeypatch: pytest.MonkeyPatch, instructions: str, slow: bool
+) -> None:
+    """oneDNN takes it on every CPU with AVX-512."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    for name in ("avx512_bf16", "amx_tile"):
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda name=name: name == instructions)
+    assert emulated(config("train.precision=bf16").train, torch.device("cpu")) is slow
 
 
 def test_a_run_is_evaluated_in_the_precision_that_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,8 +113,8 @@ class TrainProgress(_Shown, Watcher):
             )
         if plan.emulated:
             self.console.print(
-                f"slow     this CPU has no instructions for {plan.emulated}: its convolutions are some hundred times slower "
-                f"than in fp32; train.precision=fp32"
+                f"slow     this CPU has no instructions for {plan.emulated}: its convolutions are several times slower than "
+                "in fp32, on some CPUs a hundred times: train.precision=fp32"
             )
         for remark in plan.remarks:
             self.console.print(f"note     {remark}")

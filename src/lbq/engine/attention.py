@@ -137,5 +137,5 @@ def gate_counts(factor: Integers, levels: Integers, planes: bool) -> Counts:
     if not planes:
         return Counts(products=levels.size)
     bits = gated(*(popcount(x).astype(np.int64).transpose(0, 3, 1, 2) for x in (factor, levels)))
-    added = int(bits.sum())
-    return Counts(accumulations=added, neurons_active=int(np.count_nonzero(bits)), additions=added)
+    added, formed = int(bits.sum()), sum(int(popcount(x).sum(dtype=np.int64)) for x in (factor, levels))
+    return Counts(accumulations=added, formations=formed, neurons_active=int(np.count_nonzero(bits)), additions=added)

@@ -214,7 +214,8 @@ class IntegerNetwork(Layered[IntegerLayer]):
 
     @property
     def parameters(self) -> int:
-        return sum(s.weight.size for s in self.synapses)
+        """Weights of convolutions and linear layers. Constants of identities, products and neurons are not among them."""
+        return sum(s.weight.size for s in self.synapses if s.kind == "conv")
 
     def largest(self, synapse: Synapse) -> int:
         """The largest magnitude that what a synapse's weight meets can have, at one timestep: a (pooled) level or a product."""

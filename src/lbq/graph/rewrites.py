@@ -67,6 +67,13 @@ def absorb(graph: Graph) -> Graph:
     return _with_synapses(graph, absorbed)
 
 
+def check_products(graph: Graph) -> None:
+    """Refuse products of levels whose steps cannot leave the sum, before anything is trained."""
+    for synapse in graph.synapses:
+        if synapse.kind == "matmul":
+            _product_scale(graph, synapse)
+
+
 def scale_of(graph: Graph, source: str) -> Array:
     """The value of a level of a layer or a gate: a scalar, or one for each channel."""
     gate = next((g for g in graph.gates if g.name == source), None)

@@ -163,6 +163,11 @@ def _builder(id: str) -> partial[Any]:
         raise ConfigError(
             f"model: unknown id {id!r}: several networks have this name; give a width too, as in {id}w128"
         )
+    if match := re.match(r"(?:spikformer|qkformer)[1-9]\d?x[1-9]\d{0,3}(?!\d)", id):
+        raise ConfigError(
+            f"model: unknown id {id!r}: behind {match[0]} may stand -sew or -membrane, and then -scores, as in "
+            f"{match[0]}-sew-scores"
+        )
     raise ConfigError(f"model: unknown id {id!r}{nearest(id, (*IDS, *OWN))}{YOUR_OWN}")
 
 

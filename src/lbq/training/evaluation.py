@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -21,6 +22,7 @@ from lbq.runs import run_folder
 from lbq.training.distributed import World
 
 PRECISIONS = {"fp32": None, "fp64": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+X86_64 = ("x86_64", "AMD64")
 
 
 def autocast(settings: TrainConfig, device: torch.device) -> Any:
@@ -34,11 +36,20 @@ def computed_in(settings: TrainConfig) -> torch.dtype:
 
 
 def emulated(settings: TrainConfig, device: torch.device) -> bool:
-    """Whether this CPU lacks instructions for the precision, which makes convolutions some hundred times slower."""
+    """Whether this CPU lacks instructions for the precision, which makes convolutions several times slower, or some hundred.
+
+    oneDNN says whether it takes the precision at all; it also takes bfloat16 where AVX-512 must convert every number.
+    """
     if device.type != "cpu" or PRECISIONS[settings.precision] is None:
         return False
     native = getattr(torch.ops.mkldnn, f"_is_mkldnn_{settings.precision}_supported", None)
-    return native is not None and not native()
+    if native is not None and not native():
+        return True
+    if settings.precision != "bf16" or platform.machine() not in X86_64:
+        return False
+    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    known = [ask() for ask in asked if ask is not None]
+    return bool(known) and not any(known)
 
 
 def exact(settings: TrainConfig) -> TrainConfig:
@@ -88,9 +99,12 @@ def evaluate(
     world: World,
     active: dict[str, float] | None = None,
 ) -> float:
-    """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
+    """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios, in the order in
+    which neurons run."""
     counts = torch.zeros(2, dtype=torch.float64, device=device)
-    counting: AbstractContextManager[dict[str, Tensor]] = nullcontext({}) if active is None else _counting_activity(net)
+    order: dict[str, None] = {}
+    counting: AbstractContextManager[dict[str, Tensor]]
+    counting = nullcontext({}) if active is None else _counting_activity(net, order)
     with torch.no_grad(), evaluating(net), counting as activity:
         for x, labels in source.eval_batches(part, world.rank, world.size):
             with autocast(settings, device):
@@ -100,7 +114,8 @@ def evaluate(
     correct, seen = world.sum(counts).tolist()
     if active is not None and activity:
         totals = world.sum(torch.stack(list(activity.values()))).tolist()
-        active.update({name: nonzero / max(all_, 1.0) for name, (nonzero, all_) in zip(activity, totals, strict=True)})
+        ratios = {name: nonzero / max(all_, 1.0) for name, (nonzero, all_) in zip(activity, totals, strict=True)}
+        active.update(in_order(ratios, order))
     return float(100 * correct / seen)
 
 
@@ -183,13 +198,15 @@ def measure_norms(
 
 
 @contextmanager
-def _counting_activity(net: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Within the context, count the outputs of each neuron: float64 [2], those that are not zero and all."""
+def _counting_activity(net: nn.Module, order: dict[str, None]) -> Iterator[dict[str, Tensor]]:
+    """Within the context, count the outputs of each neuron: float64 [2], those that are not zero and all. Fills `order` with
+    the names of those that ran."""
     neurons, device = neurons_of(net), next(net.parameters()).device
     counts = {name: torch.zeros(2, dtype=torch.float64, device=device) for name in neurons}
 
     def watch(name: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            order[name] = None
             counts[name] += torch.stack([(output != 0).sum(), torch.tensor(output.numel(), device=output.device)])
 
         return only_outputs(hook)
@@ -208,3 +225,8 @@ def neuron_steps(net: nn.Module) -> dict[str, float]:
 def neuron_tails(net: nn.Module) -> dict[str, float]:
     """Each neuron's tail coefficient, where its surrogate has one."""
     return {name: float(n.tail) for name, n in neurons_of(net).items() if n.surrogate.tail is not None}
+
+
+def in_order(values: dict[str, float], first: Iterable[str]) -> dict[str, float]:
+    """Values of neurons in the order in which these run, as `first` names them. What did not run comes last."""
+    return {name: values[name] for name in (*(name for name in first if name in values), *values)}

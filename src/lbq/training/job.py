@@ -29,7 +29,7 @@ from lbq.results.schemas import TRAINED
 from lbq.runs import checkpoint, run_folder
 from lbq.system import files
 from lbq.system.signals import noting
-from lbq.training import initial_weights, restoring
+from lbq.training import evaluation, initial_weights, restoring
 from lbq.training.distributed import World
 from lbq.training.evaluation import evaluate_run as evaluate_run
 from lbq.training.optim import weight_decays
@@ -308,8 +308,8 @@ class Job:
             )["epoch"],
             "train_loss": last["loss"],
             "weight_decay": weight_decays(self.trainer.optimiser),
-            "steps": last["steps"],
-            "tails": last["tails"],
+            "steps": evaluation.in_order(last["steps"], last["active"]),
+            "tails": evaluation.in_order(last["tails"], last["active"]),
             "active": last["active"],
             "training_seconds": sum(line["seconds"] for line in lines),
             "processes": self.world.size,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lbq.config import Config
 from lbq.deploy import lower
 from lbq.errors import ConfigError, GraphError, TooSmall
+from lbq.graph.rewrites import check_products
 from lbq.native.choose import choose
 from lbq.neuron.base import neurons_of
 from lbq.training.evaluation import computed_in, emulated
@@ -48,14 +49,17 @@ def plan_of(trainer: Trainer) -> Plan:
     t = config.train
     macs: int | None = None
     units: int | None = None
+    refusal: tuple[str, ...] = ()
     try:
         steps, source = config.model.timesteps, trainer.source
         graph = lower(trainer.net, source.shape, steps, source.static, weights=False)
         macs, units = graph.macs, graph.units
+        check_products(graph)
     except TooSmall as error:
         raise ConfigError(f"model.id {config.model.id}: {error}") from error
-    except GraphError:  # a network without an integer form trains as well
-        pass
+    except GraphError as error:  # a network without an integer form trains as well
+        if neurons_of(trainer.net):
+            refusal = (f"it trains, but cannot be deployed: {error}",)
     local = t.batch_size // (t.accumulate * world.size)
     kernel = _kernel(trainer)
     half = 2 if kernel == "fused" else 4  # the reference computes in float32 in every precision
@@ -79,7 +83,7 @@ def plan_of(trainer: Trainer) -> Plan:
         train_samples=trainer.source.train_size,
         weight_bits=t.weight_bits,
         weight_decay=weight_decays(trainer.optimiser),
-        remarks=(*_without_effect(trainer), *_ill_matched(trainer)),
+        remarks=(*_without_effect(trainer), *_ill_matched(trainer), *refusal),
     )
 
 

@@ -29,6 +29,8 @@ from lbq.deploy.lowering.currents import add as add_currents
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Shape, Synapse
 
+Kind = Literal["channels", "tokens"]
+
 
 class Rearranged(GraphError):
     """The refusal of an operation on shapes. It may be a symptom of a product that comes later."""
@@ -42,7 +44,7 @@ class Scores:
     """
 
     operands: tuple[Levels, Levels]
-    over: Literal["channels", "tokens"]
+    over: Kind
     factor: float
     time: Time
     shape: Shape  # of the operands
@@ -82,7 +84,7 @@ class Arranged:
         heads = _heads(batch)
         if heads is None or any(bare(axis) != in_order(scores.shape) for axis in (queries, keys)):
             return None
-        q, k = (scores.operands[axis[0].operand] for axis in (queries, keys))
+        q, k = (scores.operands[_operand_of(axis, at)] for at, axis in enumerate((queries, keys)))
         current = score_current(scores.name(), q, k, heads, scores.factor)
         as_channels = (tuple(atom._replace(role="c") if atom.role == "h" else atom for atom in axis) for axis in batch)
         return Arranged(current, (*as_channels, *sides(current.shape)[1:]))
@@ -116,24 +118,31 @@ def multiplied(where: str, left: Arranged, right: Arranged, name: Callable[[str]
         return weighed
     *batch, rows, inner = left.axes
     *other_batch, other_inner, columns = right.axes
-    heads, kinds = _heads(batch), [_kind(axis) for axis in (rows, inner, columns)]
-    values = left.value, right.value
+    heads, values = _heads(batch), (left.value, right.value)
     levels = [operand(where, value) for value in values if not isinstance(value, Scores)]
     fits = [bare(axis) for axis in (*batch, inner)] == [bare(axis) for axis in (*other_batch, other_inner)]
     if not fits or heads is None or len({value.shape for value in values}) > 1:
         raise _refused(where)
-    if len(levels) == 2 and kinds in (["tokens", "channels", "tokens"], ["channels", "tokens", "channels"]):
-        over: Any = kinds[1]
+    shape = values[0].shape
+
+    def fit(*kinds: Kind) -> bool:
+        return all(_holds(axis, kind, shape, heads) for axis, kind in zip((rows, inner, columns), kinds, strict=True))
+
+    sums: tuple[Kind, ...] = ("channels", "tokens")
+    over = next((kind for kind in sums if fit(_other(kind), kind, _other(kind))), None)
+    if len(levels) == 2 and over is not None:
         one, other = levels
         scores = Scores(
             (one, other), over, one.factor * other.factor, one.time, one.shape, where, lambda: name("scores")
         )
         return Arranged(scores, (*batch, _of(rows, 0), _of(columns, 1)))
     at = 0 if isinstance(values[0], Scores) else 1
-    if len(levels) == 1 and isinstance(values[at], Scores) and sorted(kinds[::2]) == ["channels", "tokens"]:
+    if len(levels) == 1 and isinstance(values[at], Scores):
         scores, contracted, third = cast(Scores, values[at]), (inner, other_inner)[at], levels[0]
-        keys, rest = scores.operands[contracted[0].operand], scores.operands[1 - contracted[0].operand]
-        if kinds[1] != scores.over:  # kinds[1] is what this product sums over, the scores' is the other one
+        of_keys = _operand_of(contracted, 1 - at)
+        keys, rest = scores.operands[of_keys], scores.operands[1 - of_keys]
+        inside = _other(scores.over)
+        if fit("tokens", inside, "channels") or fit("channels", inside, "tokens"):
             q, v = (rest, third) if scores.over == "channels" else (third, rest)
             current = attention(name("attention"), q, keys, v, heads, scores.factor * third.factor)
             return Arranged(current, (*batch, _of(rows, 0), _of(columns, 0)))
@@ -151,14 +160,18 @@ def _weighed(where: str, left: Arranged, right: Arranged, name: Callable[[str], 
         count = v.shape[1] * v.shape[2]
         heads, queries, keys = sides(s.shape)
         as_heads = [
-            tuple(atom._replace(role="h") if atom in heads else atom for atom in axis) for axis in scores.axes[:-2]
+            bare(tuple(atom._replace(role="h") if atom in heads else atom for atom in axis))
+            for axis in scores.axes[:-2]
+        ]
+        of_values = [
+            bare(tuple(atom._replace(role="h") if atom.role == "c" else atom for atom in axis)) for axis in batch
         ]
         if (
             s.shape[1:] == (count, count)
             and scores.axes[-2:] == ((keys, queries) if transposed else (queries, keys))
-            and as_heads == batch
+            and as_heads == of_values
             and bare(tokens) == in_order(v.shape)
-            and _kind(channels) == "channels"
+            and _holds(channels, "channels", v.shape, s.shape[0])
         ):
             current = value_current(name("attention"), operand(where, s), operand(where, v))
             return Arranged(current, values.axes)
@@ -171,15 +184,25 @@ def in_order(shape: Shape) -> list[tuple[str, int]]:
 
 
 def _heads(batch: Sequence[Axis]) -> int | None:
-    """How many heads stand beside time and batch; None where anything else does."""
+    """How many heads stand beside time and batch, all channels if each is a head; None where anything else does."""
     others = [atom for atom in chain(*batch) if atom.role not in FRONT]
-    return None if roles(others) not in ("", "h") else others[0].size if others else 1
+    return None if roles(others) not in ("", "h", "c") else others[0].size if others else 1
 
 
-def _kind(axis: Axis) -> str:
-    if axis and set(roles(axis)) <= set(POSITIONS):
-        return "tokens"
-    return "channels" if roles(axis) in ("c", "d") else ""
+def _holds(axis: Axis, kind: Kind, shape: Shape, heads: int) -> bool:
+    """Whether an axis holds tokens, or the channels of a head. One without parts does where there is one of them."""
+    if not axis:
+        return (shape[1] * shape[2] if kind == "tokens" else shape[0] // heads) == 1
+    return set(roles(axis)) <= set(POSITIONS) if kind == "tokens" else roles(axis) in ("c", "d")
+
+
+def _other(kind: Kind) -> Kind:
+    return "tokens" if kind == "channels" else "channels"
+
+
+def _operand_of(axis: Axis, otherwise: int) -> int:
+    """Which operand of a product an axis comes from. One without parts does not tell: the product is the same either way."""
+    return axis[0].operand if axis else otherwise
 
 
 def _of(axis: Axis, operand: int) -> Axis:

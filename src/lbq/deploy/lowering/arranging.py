@@ -17,7 +17,7 @@ from torch import nn
 
 from lbq.deploy.lowering import axes as axes_of
 from lbq.deploy.lowering.arranged import Arranged, Rearranged
-from lbq.deploy.lowering.axes import POSITIONS, Atom, Axes, roles, sides, words
+from lbq.deploy.lowering.axes import CHANNELS, POSITIONS, Atom, Axes, roles, sides, words
 from lbq.deploy.lowering.call import Call, refusal
 from lbq.deploy.lowering.currents import Current, Joined, Value, scaled, summands
 from lbq.deploy.lowering.shapes import new_time
@@ -25,6 +25,7 @@ from lbq.errors import GraphError
 from lbq.models.time import unfold_time
 
 Result = Value | Arranged
+HEAD_SUMS = "; the sum over a head's channels is lbq.models.attention.head_sums, of [T, B, channels, height, width]"
 
 # Shapes
 # ---------------------------------------------------------------------------------------------------------------------
@@ -48,11 +49,20 @@ def rearranging(plain: Callable[[Call], Value | None]) -> Callable[[Call], Resul
         if (axes := _axes(call, arranged.axes)) is None:
             raise reason or Rearranged(
                 f"{call.where}: {call.name} may join and exchange parts of {words(arranged.axes)}, and split channels into "
-                "heads, but nothing else: give it other sizes or dimensions, without names"
+                f"heads, but nothing else: {_instead(arranged.axes)}"
             )
         return call.shapes.settled(replace(arranged, axes=axes))
 
     return handler
+
+
+def _instead(axes: Axes) -> str:
+    """What to write, where heads stand apart from their channels and where they do not."""
+    parts = [roles(axis) for axis in axes]
+    if "h" in parts and "d" in parts and abs(parts.index("h") - parts.index("d")) > 1:
+        between = len(axes) - 1 - parts.index("h")
+        return f"bring heads beside their channels first, as in x.transpose(-{between + 1}, -2).flatten(-2)"
+    return "give it other sizes or dimensions, without names"
 
 
 def _axes(call: Call, axes: Axes) -> Axes | None:
@@ -167,7 +177,7 @@ def mean_or_sum(call: Call) -> Result:
     ):
         raise GraphError(
             f"{call.where}: operation {name!r} has no integer form here but as the {name} over time or over all tokens: of "
-            f"{words(axes)}, {_ways(name, axes)}"
+            f"{words(axes)}, {_ways(name, axes)}{HEAD_SUMS if name == 'sum' and taken <= set(CHANNELS) else ''}"
         )
     if taken - {"t"}:
         if isinstance(value, Current) and not summands(value):

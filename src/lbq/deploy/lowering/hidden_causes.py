@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Set
 from contextlib import suppress
 from typing import Any
 
@@ -36,10 +37,13 @@ BATCH = 2
 LOGIT_DIMENSIONS = 2
 
 
-def check(net: nn.Module, shape: tuple[int, ...]) -> None:
-    """Refuse a network for what it contains, as far as it can be traced; `shape` is that of its input, without the batch."""
+def check(net: nn.Module, shape: tuple[int, ...], lowered: Set[str]) -> None:
+    """Refuse a network for what it contains, as far as it can be traced.
+
+    shape: that of its input, without the batch. lowered: the names of the calls that have an integer form.
+    """
     try:
-        follower = _Causes(copy.deepcopy(net).to("meta").float(), shape)
+        follower = _Causes(copy.deepcopy(net).to("meta").float(), shape, lowered)
     except Exception:  # a network that cannot be copied; what lowering said of it stands
         return
     with suppress(GraphError):  # what does not run was refused for that already
@@ -58,14 +62,14 @@ class _Causes(Follower):
     cause: GraphError | None = None
     product: GraphError | None = None
 
-    def __init__(self, net: nn.Module, shape: tuple[int, ...]) -> None:
+    def __init__(self, net: nn.Module, shape: tuple[int, ...], lowered: Set[str]) -> None:
         super().__init__(len(shape) + 1)
-        self.net, self.shape = net, shape
+        self.net, self.shape, self.lowered = net, shape, lowered
         self.tensors: dict[fx.Node, Any] = {}
 
     def see(self, node: fx.Node) -> None:
         self.cause = self.cause or self._cause(node)
-        if self.product is None and _multiplies(node):
+        if self.product is None and _multiplies(node) and node.name not in self.lowered:
             self.product = GraphError(f"{place_of(node)}: {UNSUITABLE}")
         if node.op == "placeholder":
             if not self.tensors:

@@ -32,6 +32,7 @@ from lbq.graph.integer import MOST_STEPS
 from lbq.neuron import SpikingNeuron
 
 SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
+MATRIX_DIMENSIONS = 2
 TABLE_DIMENSIONS = 3  # [1, N, D], as tables of positions and class tokens have them
 NO_NEURONS = (
     "the network has no spiking neurons: train with them, or replace its ReLUs with lbq.convert.convert(net, images)"
@@ -109,7 +110,7 @@ class _Lowering(Follower):
         except TooSmall:
             raise
         except Rearranged:
-            hidden_causes.check(self.net, self.seen_shape)
+            hidden_causes.check(self.net, self.seen_shape, lowered={node.name for node in self.values})
             raise
         check_in_place(trace, self.modules, self.values)
         return self._finish(trace.output_node())
@@ -133,11 +134,14 @@ class _Lowering(Follower):
     def _instead(self, name: str) -> str:
         """What to write instead of a bare parameter or buffer."""
         shape: tuple[int, ...] = getattr(operator.attrgetter(name)(self.net), "shape", ())
+        table = (
+            "a table of positions has no integer form here: let a 3x3 convolution on [T * B, channels, height, width] in "
+            "front of a neuron tell tokens where they are; in place of a class token, average tokens"
+        )
         if len(shape) >= TABLE_DIMENSIONS and shape[-1] > 1:
-            return (
-                "a table of positions has no integer form here: let a 3x3 convolution on [T * B, channels, height, width] in "
-                "front of a neuron tell tokens where they are; in place of a class token, average tokens"
-            )
+            return table
+        if len(shape) == MATRIX_DIMENSIONS and min(shape) > 1:
+            return f"weights belong into a layer, such as nn.Linear; {table}"
         return "put it into a layer's weights or bias, and normalise images before the network (mean= and std= say how)"
 
     def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
@@ -149,13 +153,13 @@ class _Lowering(Follower):
     def _apply(self, node: fx.Node, inputs: list[Value | Arranged]) -> Value | Arranged:
         options = {key: self._resolved(option) for key, option in node.kwargs.items()}
         call = Call(node, inputs, self._resolved(node.args[1:]), options, self.values, self.layers)
-        if not operations.takes_scores(call):
+        module = self.modules[str(node.target)] if node.op == "call_module" else None
+        if not operations.takes_scores(call, module):
             for read in node.all_input_nodes:
                 if isinstance(value := self.values.get(read), Arranged) and isinstance(value.value, Scores):
                     self.values[read] = inputs[inputs.index(value)] = products.scores_read(call, value)
-        if node.op == "call_module":
-            name = str(node.target)
-            return self.layers.module(name, self.modules[name], call.inputs[0])
+        if module is not None:
+            return self.layers.module(str(node.target), module, call.inputs[0])
         return operations.apply(call)
 
     def _is_size(self, node: fx.Node) -> bool:

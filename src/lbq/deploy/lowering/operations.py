@@ -23,6 +23,7 @@ from lbq.deploy.lowering.call import Call, refusal
 from lbq.deploy.lowering.currents import Levels, Value, add, join, scaled
 from lbq.deploy.lowering.layers import LAYER_OF_FUNCTION
 from lbq.deploy.lowering.shapes import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, new_time
+from lbq.deploy.lowering.trace import PASSES
 from lbq.errors import GraphError
 from lbq.graph import INPUT
 from lbq.models.attention import attend, gate, head_sums, scores, weigh
@@ -45,10 +46,11 @@ def apply(call: Call) -> Value | Arranged:
     return value
 
 
-def takes_scores(call: Call) -> bool:
-    """Whether a call may read scores as they are. What has no form at all is refused for itself."""
+def takes_scores(call: Call, module: nn.Module | None) -> bool:
+    """Whether a call, of this module where it is of one, may read scores as they are. What has no form at all is refused for
+    itself."""
     target = call.node.target
-    return call.node.op != "call_module" and (target in SCORE_HANDLERS or target not in HANDLERS)
+    return isinstance(module, PASSES) if module is not None else target in SCORE_HANDLERS or target not in HANDLERS
 
 
 # Time
@@ -287,6 +289,7 @@ SCORE_HANDLERS: dict[Any, Handler] = {
     **SHAPES,
     **SCALINGS,
     **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), products.matmul),
+    **dict.fromkeys((F.dropout, F.dropout2d), _layer),
 }
 EITHER: dict[Any, Handler] = {  # of values as layers read them, and of arranged ones
     **SCORE_HANDLERS,

@@ -31,8 +31,11 @@ def _name(call: Call, kind: str) -> str:
 
 def matmul(call: Call) -> Value | Arranged | None:
     """Two tensors multiplied as matrices."""
-    values = [call.values.get(a) for a in call.node.args if isinstance(a, fx.Node)]
-    if len(values) != 2 or call.options or any(value is None for value in values):
+    named = [call.node.kwargs[name] for name in ("input", "other", "mat2") if name in call.node.kwargs]
+    operands = [*call.node.args, *named]
+    values = [call.values.get(a) for a in operands if isinstance(a, fx.Node)]
+    others = len(call.node.kwargs) - len(named)
+    if len(values) != 2 or len(operands) != 2 or others or any(value is None for value in values):
         return None
     left, right = (call.shapes.arranged(value) for value in values if value is not None)
     return call.shapes.settled(arranged.multiplied(call.where, left, right, partial(_name, call)))
@@ -114,7 +117,10 @@ def broadcast_gate(call: Call, left: Value | Arranged, right: Value | Arranged) 
     if source.shape != tuple(map(max, factor.shape, source.shape)):
         factor, source = source, factor
     if factor.shape[0] not in (1, source.shape[0]):
-        raise GraphError(f"{call.where}: a gate of {factor.shape} does not fit {source.shape}")
+        raise GraphError(
+            f"{call.where}: a gate of {factor.shape} does not fit {source.shape}: let one of the two have all channels and "
+            "positions, and the other the same, or one channel, or one position"
+        )
     return _gate(call, factor, source)
 
 

@@ -30,7 +30,7 @@ NAMES_BY_REMEDY = {  # of operations and kinds of layers
     "segmentation, are not supported": "upsample upsamplingnearest2d "
     "interpolate convtranspose2d pixelshuffle pixel_shuffle",
     f"its softmax and LayerNorm have none, whatever its activation is; {ATTENTION}": TRANSFORMER_LAYERS,
-    f"its softmax has none; {ATTENTION}": "scaled_dot_product_attention",
+    f"its softmax has none; {ATTENTION}": "scaled_dot_product_attention multiheadattention",
     "write it with @, as in q.transpose(-2, -1) @ k": "einsum",
     "levels are multiplied with weights, by a convolution or a linear layer, or with levels": "matmul bmm mul imul",
     "pad height and width with zeros, or let the convolution pad": "pad reflectionpad2d replicationpad2d circularpad2d",
