@@ -183,8 +183,9 @@ def _energy(net: Network, test: TestSet, ways: dict[str, Any], threads: int | No
     from lbq.engine.meters import NoMeter, PackageMeter
 
     x, _ = next(iter(test.batches(ENERGY_BATCH)))
-    engine = ways["engine"]
-    on_card = engine == "cuda" or (engine == "auto" and cuda.available() and test.size >= cuda.LEAST_IMAGES)
+    engine = (
+        "cuda" if (on_card := cuda.takes(ways["engine"], test.size)) else ways["engine"]
+    )  # what is measured runs there
     options = {"threads": threads, "backend": ways["backend"], "exit": ways["exit"]}
     try:
         meter = CardMeter() if on_card else PackageMeter()

@@ -83,7 +83,8 @@ def evaluate(
     for x, which in test.batches(IMAGES_PER_TRACED_BATCH if trace else IMAGES_PER_BATCH, limit):
         started = time.perf_counter()
         if not result.images and engine != "dense":
-            count = x.shape[0 if test.static else 1] if _on_gpu(engine) else WARM_UP_IMAGES
+            images = x.shape[0 if test.static else 1]
+            count = images if cuda.takes(engine, images) else WARM_UP_IMAGES  # a GPU records for each size of batch
             first = x[:count] if test.static else x[:, :count]
             net.run(first, engine, threads=threads, backend=backend, exit=exit)
             result.setup_seconds = time.perf_counter() - started
@@ -110,8 +111,3 @@ def evaluate(
         result.accuracy = 100 * correct / result.images
     result.stopped = tuple(stopped.tolist()) if exit else ()
     return result
-
-
-def _on_gpu(engine: Engine) -> bool:
-    """Whether a GPU may run it, which compiles and records for each size of batch."""
-    return engine == "cuda" or (engine == "auto" and cuda.available())

@@ -118,8 +118,7 @@ class Network:
                 progress(len(out.logits))
             return out
         with self.unchanged():
-            many = x.shape[0 if self.network.static else 1] >= cuda.LEAST_IMAGES
-            if engine == "cuda" or (engine == "auto" and many and cuda.available()):
+            if cuda.takes(engine, x.shape[0 if self.network.static else 1]):
                 return self.on_device("cuda").run(x, trace, progress)
             return self._on_cpu().run(x, engine, trace, threads, backend, progress)
 

@@ -24,3 +24,8 @@ def available() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def takes(engine: str, images: int) -> bool:
+    """Whether a GPU runs so many images by this engine."""
+    return engine == "cuda" or (engine == "auto" and images >= LEAST_IMAGES and available())
