@@ -227,9 +227,9 @@ def test_a_record_is_a_configuration_too() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not valid JSON"),
-        ("[" * 100_000, "is not valid JSON"),
-        ("[]", "holds no configuration"),
+        ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("[]", "must hold a JSON object"),
         ('{"accuracy": 3}', "holds no configuration: give a TOML file, or a record"),
         ('{"config": {"train": {"epoch": 3}}}', "r.json: unknown key 'train.epoch'; did you mean 'epochs'"),
     ],
@@ -240,5 +240,5 @@ def test_json_that_is_no_record(tmp_path: Path, text: str, message: str) -> None
     with pytest.raises(ConfigError, match=message):
         Config.load(path)
     path.unlink()
-    with pytest.raises(ConfigError, match=r"cannot read .*r.json"):
+    with pytest.raises(ConfigError, match=r"r.json cannot be read as JSON: .*; give a record that"):
         Config.load(path)

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any, cast
 
 MOVED = {  # former name -> name now, both below lbq
     "account": "counting.operations",
@@ -80,14 +80,19 @@ def warn(old: str, stacklevel: int) -> None:
     warnings.warn(f"lbq.{old} is now lbq.{MOVED[old]}", DeprecationWarning, stacklevel=stacklevel + 1)
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
+    """Not derived from importlib.abc's, which would make `import lbq` take half as long again."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """As Python makes any module."""
+
     def exec_module(self, module: ModuleType) -> None:
         """Put the module of the new name where the import system looks for the one it asked for."""
         old = module.__name__.removeprefix("lbq.")
-        sys.modules[module.__name__] = importlib.import_module(f"lbq.{MOVED[old]}")
+        sys.modules[module.__name__] = import_module(f"lbq.{MOVED[old]}")
 
 
-class Finder(importlib.abc.MetaPathFinder):
+class Finder:
     """Finds modules under their former names; asked last, so that it costs nothing elsewhere."""
 
     def find_spec(
@@ -95,14 +100,14 @@ class Finder(importlib.abc.MetaPathFinder):
         fullname: str,
         path: Sequence[str] | None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         old = fullname.removeprefix("lbq.")
         if old == fullname or old not in MOVED:
             return None
         warn(old, stacklevel=2)  # Python passes over the frames of the import system
-        return importlib.util.spec_from_loader(fullname, _Loader())
+        return ModuleSpec(fullname, cast(Any, _Loader()))
 
 
 def install() -> None:
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.append(Finder())
+        sys.meta_path.append(cast(Any, Finder()))

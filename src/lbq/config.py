@@ -321,13 +321,8 @@ def _with_former_step(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _recorded(path: Path) -> dict[str, Any]:
     """The configuration in a record, with the record's name where it has none."""
-    try:
-        record = json.loads(files.text_of(path, ConfigError))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give a record that `lbq record` wrote") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON: {' '.join(str(error).split())[:100]}") from error
-    config = record.get("config") if isinstance(record, dict) else None
+    record = files.json_of(path, ConfigError, "give a record that `lbq record` wrote")
+    config = record.get("config")
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no configuration: give a TOML file, or a record that `lbq record` wrote")
     return {"name": record.get("name", ""), **config}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lbq import engine
 from lbq.deploy import absorb, deploy, lower
 from lbq.engine import Network
-from lbq.engine.attention import dense_products, gate_levels, is_linear, multiply
+from lbq.engine.attention import dense_products, gate_levels, multiply
 from lbq.engine.cuda import plain
 from lbq.engine.file import artefact
 from lbq.engine.file.reading import Reader
@@ -149,7 +149,7 @@ def test_every_way_to_a_product_is_the_same(
         out, counts = multiply(synapse, (q_last, k_last, v_last), largest, planes)
         np.testing.assert_array_equal(out.transpose(0, 3, 1, 2), expected)
         assert (counts.products, counts.ands) == ((0, counts.popcounts) if planes else (2 * dense_products(synapse), 0))
-    assert is_linear(synapse) == (width < tokens)
+    assert synapse.linear == (width < tokens)
     queries, keys, values = [torch.from_numpy(x.astype(np.int32)) for x in (q, k, v)]
     np.testing.assert_array_equal(plain.attend(synapse, queries, keys, values, torch.float64).numpy(), expected)
     factor = q[:, :: width if width > 1 else 1][:, :heads]

@@ -16,7 +16,7 @@ from lbq import engine
 from lbq.counting.operations import count
 from lbq.counting.products import FIELDS, product_totals, worths
 from lbq.engine import Network
-from lbq.engine.attention import dense_products, is_linear, multiply
+from lbq.engine.attention import dense_products, multiply
 from lbq.engine.cuda import plain
 from lbq.engine.file import artefact
 from lbq.engine.file.reading import Reader
@@ -75,7 +75,7 @@ def test_every_way_to_both_products_is_the_same(
             bits = int(counted[FIELDS.index("bit_sparse")])
             done = (bits, 0, counts.popcounts) if planes else (0, 2 * dense_products(synapse), 0)
             assert (counts.accumulations, counts.products, counts.ands) == done
-        assert not is_linear(synapse)
+        assert not synapse.linear
         assert dense_products(synapse) == synapse.macs == tokens**2 * shape[0]
 
 

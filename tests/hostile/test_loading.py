@@ -15,7 +15,7 @@ from lbq.errors import ArtefactError, LbqError
 from lbq.graph import Synapse, integer
 from lbq.graph.integer import IntegerLayer, IntegerNeuron, membrane_bounds
 
-T = integer.MOST_STEPS
+T = integer.MOST_TIMESTEPS
 
 
 def layer(leak: tuple[int, int] | None, reset: int = 0, late: bool = False, channels: int = 3) -> IntegerLayer:

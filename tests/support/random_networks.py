@@ -16,10 +16,10 @@ from lbq.graph.integer import (
     IntegerLayer,
     IntegerNetwork,
     IntegerNeuron,
-    Reset,
     membrane_bound,
     readout_bound,
 )
+from lbq.graph.rules import Reset
 from tests.support.small_nets import pixels
 
 

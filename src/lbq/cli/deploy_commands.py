@@ -183,9 +183,8 @@ def _energy(net: Network, test: TestSet, ways: dict[str, Any], threads: int | No
     from lbq.engine.meters import NoMeter, PackageMeter
 
     x, _ = next(iter(test.batches(ENERGY_BATCH)))
-    engine = (
-        "cuda" if (on_card := cuda.takes(ways["engine"], test.size)) else ways["engine"]
-    )  # what is measured runs there
+    on_card = cuda.takes(ways["engine"], test.size)
+    engine: Any = "cuda" if on_card else ways["engine"]  # also for the few images that go on
     options = {"threads": threads, "backend": ways["backend"], "exit": ways["exit"]}
     try:
         meter = CardMeter() if on_card else PackageMeter()

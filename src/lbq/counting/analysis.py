@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -257,20 +256,9 @@ class Analysis:
         return out.getvalue()
 
 
-def read_json(path: Path, remedy: str = "restore it, or make it again") -> dict[str, Any]:
-    """The object that a JSON file holds."""
-    try:
-        value = json.loads(files.text_of(path, RunError))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}; {remedy}") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} must hold a JSON object: a record or an analysis; {remedy}")
-    return value
-
-
 def load(path: Path | str) -> Analysis:
     """An analysis from its JSON file."""
-    return Analysis.from_dict(read_json(Path(path), "make it again with lbq analyze"), str(path))
+    return Analysis.from_dict(files.json_of(path, RunError, "make it again with lbq analyze"), str(path))
 
 
 def _quantities(histogram: LevelHistogram) -> dict[str, Any]:

@@ -7,7 +7,6 @@ integers is all that separates it from what is deployed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
@@ -17,8 +16,9 @@ from torch.nn import functional as F
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 from lbq.graph.levels import gated, pool, synapse_product
+from lbq.graph.rules import threshold_shift
 from lbq.kernels import surrogate as surrogates
-from lbq.kernels.reference import Constants, Reset, Rounding, Rule, emissions
+from lbq.kernels.reference import Constants, Rule, emissions
 
 Levels = NDArray[np.int64]
 TIE = 1e-9  # a membrane this close to a threshold, in steps, may round either way in another order of summation
@@ -103,8 +103,7 @@ def neuron_of(spec: NeuronSpec) -> tuple[Constants, Rule]:
     thresholds = None if spec.thresholds is None else torch.from_numpy(spec.thresholds)
     step = torch.from_numpy(np.asarray(per_channel(spec.step)))
     constants = Constants(step, torch.zeros(()), spec.leak, spec.alpha, spec.gain, thresholds=thresholds)
-    rounding, reset = cast(Rounding, spec.rounding), cast(Reset, spec.reset)
-    return constants, Rule(spec.n_max, surrogates.get("box"), rounding, reset, spec.decay_reset)
+    return constants, Rule(spec.n_max, surrogates.get("box"), spec.rounding, spec.reset, spec.decay_reset)
 
 
 def distance_to_threshold(spec: NeuronSpec, u: Array) -> Array:
@@ -115,8 +114,7 @@ def distance_to_threshold(spec: NeuronSpec, u: Array) -> Array:
     r = u / per_channel(spec.step)
     if spec.signed:
         r = np.abs(r)
-    if spec.rounding in ("round", "half"):
-        r = r + 0.5
+    r = r + threshold_shift(spec.rounding)
     return np.abs(r - np.clip(np.rint(r), 1, spec.n_max))
 
 

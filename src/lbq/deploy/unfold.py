@@ -29,6 +29,7 @@ from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 from lbq.graph.integer import MEMBRANE_BOUND, IntegerLayer, IntegerNetwork, IntegerNeuron
 from lbq.graph.quantise import bias_in_units, integer_neuron
 from lbq.graph.rewrites import absorb, fold_gain, on_pixels
+from lbq.graph.rules import threshold_shift
 from lbq.neuron import SpikingNeuron
 from lbq.neuron.burst import SteppedNeuron
 from lbq.neuron.checks import logit
@@ -184,7 +185,7 @@ def _steps(where: str, spec: NeuronSpec, thresholds: NDArray[np.int32], fine: Ar
     if not reached.any():
         raise GraphError(f"{where}: none of its channels ever fires in the file, so its step is not known")
     last = thresholds[np.arange(len(reached)), reached - 1] - (spec.rounding == "strict")
-    steps = last * fine / (np.maximum(reached, 1) - (0.5 if spec.rounding in ("round", "half") else 0.0))
+    steps = last * fine / (np.maximum(reached, 1) - threshold_shift(spec.rounding))
     return np.where(reached > 0, steps, np.median(steps[reached > 0]))
 
 

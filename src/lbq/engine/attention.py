@@ -25,14 +25,9 @@ WORD_BITS = 64
 SCORES_AT_A_TIME = 2**18  # an AND of two words for each
 
 
-def is_linear(synapse: Synapse) -> bool:
-    """Whether Q (K^T V) takes fewer products than (Q K^T) V: where a head has fewer channels than there are tokens."""
-    return len(synapse.sources) == 3 and synapse.per_head < synapse.tokens
-
-
 def dense_products(synapse: Synapse) -> int:
-    """Of one timestep of one image, in the order that is_linear says."""
-    return synapse.macs * synapse.per_head // synapse.tokens if is_linear(synapse) else synapse.macs
+    """Of one timestep of one image, in the order that takes fewer."""
+    return synapse.macs * synapse.per_head // synapse.tokens if synapse.linear else synapse.macs
 
 
 def multiply(
@@ -54,7 +49,7 @@ def multiply(
     else:
         kind: Any = np.float32 if largest < FLOAT32_BOUND else np.float64
         rows, columns, *others = (x.astype(kind) for x in (left, right.swapaxes(2, 3), *values))
-        linear = is_linear(synapse)
+        linear = synapse.linear
         result = rows @ (columns @ others[0]) if linear else reduce(np.matmul, [rows, columns, *others])
         counts = Counts(products=len(left) * dense_products(synapse))
     channels, height, width = synapse.out_shape

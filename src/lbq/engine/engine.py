@@ -24,7 +24,7 @@ from lbq.engine.runner import Runner
 from lbq.engine.stream import Stream
 from lbq.errors import ArtefactError, LbqError
 from lbq.graph import shortest, with_sides
-from lbq.graph.integer import MOST_STEPS, IntegerNetwork
+from lbq.graph.integer import MOST_TIMESTEPS, IntegerNetwork
 from lbq.native import cpus
 
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
@@ -118,7 +118,7 @@ class Network:
                 progress(len(out.logits))
             return out
         with self.unchanged():
-            if cuda.takes(engine, x.shape[0 if self.network.static else 1]):
+            if engine == "cuda" or cuda.takes(engine, x.shape[0 if self.network.static else 1]):
                 return self.on_device("cuda").run(x, trace, progress)
             return self._on_cpu().run(x, engine, trace, threads, backend, progress)
 
@@ -158,8 +158,8 @@ class Network:
         net = self.network
         if not net.static:
             raise LbqError(f"the network reads event frames, {net.timesteps} of a sample: deploy its run over others")
-        if type(timesteps) is not int or not 1 <= timesteps <= MOST_STEPS:
-            raise LbqError(f"timesteps must be a whole number above 0 and at most {MOST_STEPS}, got {timesteps!r}")
+        if type(timesteps) is not int or not 1 <= timesteps <= MOST_TIMESTEPS:
+            raise LbqError(f"timesteps must be a whole number above 0 and at most {MOST_TIMESTEPS}, got {timesteps!r}")
         if timesteps != net.timesteps and (mixed := net.mixed_layers):
             raise LbqError(
                 f"layer {mixed[0]!r} mixes {net.timesteps} timesteps: train another network over {timesteps}"

@@ -17,7 +17,7 @@ from lbq.engine.tape import aligned
 from lbq.errors import LbqError
 from lbq.graph import shortest, with_sides
 from lbq.graph.endless import check_membranes, over_window
-from lbq.graph.integer import MOST_STEPS, IntegerNetwork
+from lbq.graph.integer import MOST_TIMESTEPS, IntegerNetwork
 
 STREAM_ENGINES: tuple[EngineName, ...] = ("auto", "dense", "bitplane")
 
@@ -40,8 +40,8 @@ class Stream:
     ) -> None:
         if engine not in STREAM_ENGINES:
             raise LbqError(f"engine must be one of {', '.join(STREAM_ENGINES)} for a stream, got {engine!r}")
-        if restart is not None and (type(restart) is not int or not 1 <= restart <= MOST_STEPS):
-            raise LbqError(f"restart must be a whole number of frames in 1..{MOST_STEPS}, got {restart!r}")
+        if restart is not None and (type(restart) is not int or not 1 <= restart <= MOST_TIMESTEPS):
+            raise LbqError(f"restart must be a whole number of frames in 1..{MOST_TIMESTEPS}, got {restart!r}")
         check_membranes(network, restart)
         self._unchanged, self._engine, self._threads, self.restart = unchanged, engine, threads, restart
         self.network = over_window(network, network.timesteps if window is None else window)

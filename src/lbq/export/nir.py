@@ -21,6 +21,7 @@ from lbq._version import __version__
 from lbq.errors import GraphError, LbqError
 from lbq.export.checks import refuse_unknown
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
+from lbq.graph.rules import threshold_shift
 from lbq.system import files
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class _Writer:
         if spec.thresholds is not None:
             threshold: Array = np.asarray(spec.thresholds[0], np.float64)
         else:
-            threshold = spec.step * (0.5 if spec.rounding == "round" else 1.0)
+            threshold = spec.step * (1.0 - threshold_shift(spec.rounding))
         if self.graph.timesteps > 1:
             self._check_reset(where, spec, threshold)
         if spec.rounding == "strict":

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from lbq.engine.attention import is_linear
 from lbq.graph import Gate, Shape, Synapse
 
 
@@ -71,7 +70,7 @@ class Products(Nodes):
             product = self._node("MatMul", [levels(s.values), self._turned(levels(s.source, square))])
         else:
             q, k, v = levels(s.source), self._turned(levels(s.keys)), levels(s.values)
-            if is_linear(s):
+            if s.linear:
                 product = self._node("MatMul", [self._node("MatMul", [v, k]), q])
             else:
                 product = self._node("MatMul", [v, self._node("MatMul", [k, q])])

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
-from lbq.engine.attention import is_linear
 from lbq.graph import INPUT, Pool, Shape, Synapse
 from lbq.graph.integer import LARGEST_PIXEL, IntegerLayer, IntegerNetwork
 from lbq.graph.levels import highest_level
@@ -154,7 +153,7 @@ class Schedule:
     def _factors(self, synapse: Synapse) -> tuple[int, int]:
         """The tensors that attention reads beside Q; K^T V is added where it is missing, and several may read it."""
         keys, values = (self.tensor(name or INPUT) for name in (synapse.keys, synapse.values))
-        if not is_linear(synapse):
+        if not synapse.linear:
             return keys, values
         key = synapse.keys, synapse.values, synapse.heads
         if key not in self._known_products:

@@ -1,6 +1,6 @@
 """A network as plain numbers: its layers and synapses (`graph`), the rewrites that absorb the steps, and its integer form.
 
-Imports `system`, `native`, `config` and NumPy, no torch. `deploy` makes these networks, `engine` runs them, `counting` counts.
+NumPy only. `deploy` makes these networks, `engine` runs them, `counting` counts.
 """
 
 from lbq.graph.graph import INPUT as INPUT

@@ -9,7 +9,7 @@ import numpy as np
 from lbq.errors import GraphError
 from lbq.graph.integer import (
     MEMBRANE_BOUND,
-    MOST_STEPS,
+    MOST_TIMESTEPS,
     SATURATED,
     IntegerLayer,
     IntegerNetwork,
@@ -65,8 +65,8 @@ def check_membranes(network: IntegerNetwork, restart: int | None = None) -> None
 
 def over_window(network: IntegerNetwork, window: int) -> IntegerNetwork:
     """The network whose readout sums so many timesteps. Refused where its logits are not proved to stay below 2^53."""
-    if type(window) is not int or not 1 <= window <= MOST_STEPS:
-        raise GraphError(f"window must be a whole number of frames in 1..{MOST_STEPS}, got {window!r}")
+    if type(window) is not int or not 1 <= window <= MOST_TIMESTEPS:
+        raise GraphError(f"window must be a whole number of frames in 1..{MOST_TIMESTEPS}, got {window!r}")
     other = network.over(window)
     if not readout_fits(other):
         raise GraphError(f"over a window of {window} frames logits may reach 2^53: use a shorter one")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from lbq.errors import GraphError
 from lbq.graph.layout import Layout
+from lbq.graph.rules import SIGNED, Reset, Rounding
 
 Array = NDArray[np.float64]
 Shape = tuple[int, int, int]  # channels, height, width
@@ -54,8 +55,8 @@ class NeuronSpec:
     leak: float
     gain: float
     alpha: float
-    rounding: str
-    reset: str
+    rounding: Rounding
+    reset: Reset
     decay_reset: bool
     thresholds: Array | None = None
     mixing: Array | None = None
@@ -67,7 +68,7 @@ class NeuronSpec:
 
     @property
     def signed(self) -> bool:
-        return self.rounding in ("trunc", "half")
+        return self.rounding in SIGNED
 
 
 def output_size(
@@ -168,6 +169,11 @@ class Synapse:
     def per_head(self) -> int:
         """Of a product: channels of a head."""
         return (self.in_shape if self.keys else self.out_shape)[0] // self.heads
+
+    @property
+    def linear(self) -> bool:
+        """Whether Q (K^T V) takes fewer products than (Q K^T) V: where a head has fewer channels than there are tokens."""
+        return len(self.sources) == 3 and self.per_head < self.tokens
 
     @property
     def macs(self) -> int:

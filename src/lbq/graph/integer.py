@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from lbq.errors import GraphError
 from lbq.graph import INPUT, Layered, Synapse
 from lbq.graph.graph import AnyLayer
 from lbq.graph.levels import row_sums
+from lbq.graph.rules import Reset
 
 MEMBRANE_BOUND = 2**30  # |U| and |V| are proved to stay below it
 FLOAT32_BOUND = 2**24  # integers below it add up exactly in float32
@@ -37,14 +38,12 @@ MOST_STEPS_UP = 4096  # up to the last threshold, where membranes are measured i
 MOST_LAYERS = 4096
 MOST_SYNAPSES = 64  # that lead to one layer
 MOST_POOLS = 8  # one after another, in front of one synapse
-MOST_STEPS = 4096  # timesteps
+MOST_TIMESTEPS = 4096  # as configurations have it too, of which engines know nothing
 MOST_UNITS = 2**28  # of one layer, over all timesteps
 MOST_FRACTION = 20  # fractional bits of a membrane
 MOST_LEAK = 16  # the k of a leak m / 2^k, and the fractional bits of a mixing
 MOST_MIXED_STEPS = 64  # timesteps of a network that mixes them: a file's description has T * T numbers for each layer
 LARGEST_MIXING = 2  # 2 sigmoid(M) / T is below it; a leak beside a mixing too
-
-Reset = Literal["once", "level", "hard"]
 
 
 @dataclass(frozen=True)

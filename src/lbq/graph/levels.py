@@ -78,8 +78,7 @@ def synapse_product(synapse: Synapse, operands: Sequence[Integers]) -> Integers:
     one, other, *values = (x.reshape(*x.shape[:-3], heads, x.shape[-3] // heads, -1).astype(kind) for x in operands)
     if values:
         keys = other.swapaxes(-2, -1)
-        linear = synapse.per_head < synapse.tokens
-        result = (values[0] @ keys) @ one if linear else values[0] @ (keys @ one)
+        result = (values[0] @ keys) @ one if synapse.linear else values[0] @ (keys @ one)
     else:
         scores = one.reshape(operands[0].shape)
         result = one.swapaxes(-2, -1) @ other if synapse.keys else other @ scores.swapaxes(-2, -1)

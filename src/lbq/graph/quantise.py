@@ -26,8 +26,8 @@ from lbq.graph.integer import (
     MOST_FRACTION,
     MOST_LEAK,
     MOST_MIXED_STEPS,
-    MOST_STEPS,
     MOST_SYNAPSES,
+    MOST_TIMESTEPS,
     SUM_BOUND,
     IntegerLayer,
     IntegerNetwork,
@@ -40,6 +40,7 @@ from lbq.graph.integer import (
     readout_fits,
 )
 from lbq.graph.levels import highest_level
+from lbq.graph.rules import threshold_shift
 
 BITS = (2, 3, 4, 5, 6, 7, 8, 16)
 STEM_BITS, HEAD_BITS = 8, 16  # at least so many: the first layer sees 8-bit pixels, and the last one decides
@@ -133,8 +134,8 @@ def check_names(graph: Graph, classes: Sequence[str]) -> None:
                 f"layer {layer.name!r} has {len(layer.synapses)} synapses, at most {MOST_SYNAPSES}: put a neuron behind an "
                 "addition in the chain of sums that it reads"
             )
-    if graph.timesteps > MOST_STEPS:
-        raise GraphError(f"timesteps must be at most {MOST_STEPS}, got {graph.timesteps}")
+    if graph.timesteps > MOST_TIMESTEPS:
+        raise GraphError(f"timesteps must be at most {MOST_TIMESTEPS}, got {graph.timesteps}")
 
 
 def _layer(
@@ -330,14 +331,14 @@ def integer_neuron(spec: NeuronSpec, fine: Array) -> IntegerNeuron:
     if spec.thresholds is not None:
         real = np.broadcast_to(spec.thresholds, (channels, spec.n_max))
     else:
-        real = (counts - (0.5 if spec.rounding in ("round", "half") else 0.0)) * step[:, None]
+        real = (counts - threshold_shift(spec.rounding)) * step[:, None]
     thresholds = np.rint(real / fine[:, None]) + (spec.rounding == "strict")
     return IntegerNeuron(
         n_max=spec.n_max,
         signed=spec.signed,
         thresholds=np.minimum(thresholds, MEMBRANE_BOUND).astype(np.int32),
         reset=np.minimum(np.rint(spec.alpha * step / fine), MEMBRANE_BOUND).astype(np.int32),
-        reset_kind=spec.reset,  # type: ignore[arg-type]
+        reset_kind=spec.reset,
         leak=dyadic(spec.leak),
         decay_reset=spec.decay_reset,
         mixing=None if spec.mixing is None else fixed_point(spec.mixing),

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from lbq import native
 from lbq.errors import LbqError
+from lbq.graph.rules import Reset, Rounding
 from lbq.kernels.arguments import AT_REST, NeuronArguments, StateArguments, neuron_arguments
 from lbq.kernels.differentiable import DifferentiableKernel
-from lbq.kernels.gpu.layout import is_dense, shaped_like
-from lbq.kernels.reference import BurstState, Constants, Reset, Rounding, Rule
+from lbq.kernels.memory import is_dense, shaped_like
+from lbq.kernels.reference import BurstState, Constants, Rule
 from lbq.kernels.surrogate import SURROGATES
 
 # the enums of burst_rules.h

@@ -18,17 +18,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from lbq.graph.rules import SIGNED, Reset, Rounding
 from lbq.kernels.surrogate import Surrogate
-
-Rounding = Literal["floor", "strict", "round", "trunc", "half"]
-Reset = Literal["once", "level", "hard"]
-SIGNED: frozenset[str] = frozenset({"trunc", "half"})
 
 
 @dataclass(frozen=True)

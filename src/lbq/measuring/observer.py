@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from lbq.counting.analysis import Membrane, Trace, typical_units
 from lbq.counting.tally import Counts, Read, Tallies, level_counts
+from lbq.graph.rules import threshold_shift
 from lbq.kernels import counting
 from lbq.kernels.reference import emissions
 from lbq.neuron.base import SpikingNeuron, neurons_of
@@ -192,7 +193,7 @@ def thresholds_of(neuron: SpikingNeuron) -> tuple[float, ...]:
     """Where each level begins, in steps."""
     if neuron.thresholds is not None:
         return tuple((neuron.thresholds / neuron.thresholds[0]).tolist())
-    shift = 0.5 if neuron.rule.rounding in ("round", "half") else 0.0
+    shift = threshold_shift(neuron.rule.rounding)
     return tuple(k - shift for k in range(1, neuron.n_max + 1))
 
 

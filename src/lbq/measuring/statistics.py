@@ -25,7 +25,7 @@ from lbq.counting.products import as_counts, worths
 from lbq.deploy.lowering.faithful import unwrapped
 from lbq.errors import LbqError
 from lbq.kernels import counting
-from lbq.kernels.gpu.layout import is_dense
+from lbq.kernels.memory import is_dense
 from lbq.kernels.reference import BurstState, compute_dtype
 from lbq.measuring.observer import scale_of, tells_levels, watching
 from lbq.neuron.base import SpikingNeuron, neurons_of

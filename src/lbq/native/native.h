@@ -117,7 +117,7 @@ enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_PAIRS };
 enum { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };
 int lbq_conv(const struct lbq_conv *call, int threads); /* 0, or 1 where memory ran out */
 
-/* A layer of integer neurons over a sequence; mirrored by src/lbq/engine/steps.py and defined there.
+/* A layer of integer neurons over a sequence; mirrored by src/lbq/engine/neuron.py and defined there.
  * Arrays are [T * batch, sites, channels], bias [channels] or [sites, channels], thresholds [n_max, channels]. */
 struct lbq_neuron {
     int64_t timesteps, batch, sites, channels, n_max, identities;

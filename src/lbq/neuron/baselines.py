@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from lbq.config import INITIAL_STEP
 from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
+from lbq.graph.rules import Reset
 from lbq.kernels import surrogate as surrogates
 from lbq.kernels.dispatch import fuses_norm
-from lbq.kernels.reference import BurstState, Reset, Rule, compute_dtype, straight_through, transformed
+from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through, transformed
 from lbq.neuron.base import MembraneKind, SpikingNeuron
 from lbq.neuron.burst import SteppedNeuron
 from lbq.neuron.checks import check_alone, check_choice, check_count, check_flag, check_positive

@@ -13,7 +13,6 @@ from lbq import engine
 from lbq.config import recipe
 from lbq.counting import analysis as analyze
 from lbq.counting.analysis import Analysis
-from lbq.counting.analysis import read_json as read_json
 from lbq.engine.file.artefact import fingerprint
 from lbq.engine.published import is_deployed, resolve
 from lbq.errors import LbqError, RunError
@@ -57,7 +56,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
         elif path.suffix == ".lbq":
             gathered.artefacts.append(path)
         else:
-            value = read_json(path)
+            value = files.json_of(path, RunError)
             if value.get("format") == analyze.FORMAT:
                 analyses.append((Analysis.from_dict(value, str(path)), str(path)))
                 _refuse_stale(analyses[-1][0], path, gathered)
@@ -204,8 +203,12 @@ def _written(path: Path) -> Iterable[Path]:
 def _is_of(analysis: Path, run: Path) -> bool:
     """Whether both files name the same weights. What cannot be read is of none."""
     with suppress(RunError, AttributeError, KeyError):
-        theirs = read_json(analysis)["facts"].get("weights_sha256") if (run / "result.json").is_file() else None
-        return bool(theirs) and theirs == read_json(run / "result.json").get("weights_sha256")
+        theirs = (
+            files.json_of(analysis, RunError)["facts"].get("weights_sha256")
+            if (run / "result.json").is_file()
+            else None
+        )
+        return bool(theirs) and theirs == files.json_of(run / "result.json", RunError).get("weights_sha256")
     return False
 
 

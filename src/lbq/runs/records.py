@@ -17,7 +17,6 @@ from lbq.counting.analysis import Analysis
 from lbq.data import digits
 from lbq.errors import ConfigError, RunError
 from lbq.neuron.base import neurons_of
-from lbq.results.gather import read_json
 from lbq.results.result import title_of
 from lbq.runs import run_folder
 from lbq.runs.build import outline
@@ -43,7 +42,7 @@ ANALYSIS = Path("analysis") / "analysis.json"
 def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
     """The record of a finished run folder. `weights.sha256` may stand for weights that were not kept."""
     folder = run_folder.check_folder(run, "config.toml", "result.json", "metrics.jsonl")
-    config, result = run_folder.load_config(folder), read_json(folder / "result.json")
+    config, result = run_folder.load_config(folder), files.json_of(folder / "result.json", RunError)
     log = log_of(folder)
     try:
         epoch, accuracy, last = result.get("epoch"), result["accuracy"], log[-1] if log else {}

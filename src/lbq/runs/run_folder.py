@@ -32,7 +32,6 @@ from lbq.errors import Busy, ConfigError, RunError
 from lbq.models import BurstNet
 from lbq.native.choose import choose
 from lbq.results.gather import CONVERSION as CONVERSION
-from lbq.results.gather import read_json
 from lbq.results.schemas import INPUTS, RESULT
 from lbq.runs.build import build
 from lbq.system import files, plugins
@@ -236,7 +235,7 @@ def _from_result(folder: Path, key: str) -> Any:
 def read_result(folder: Path, expected: Schema = RESULT) -> dict[str, Any]:
     """The result of a run, checked against a schema."""
     path, remedy = folder / "result.json", "remove it, and lbq train with --resume auto writes it again"
-    result = read_json(path, remedy)
+    result = files.json_of(path, RunError, remedy)
     if (wrong := problem(result, expected)) is not None:
         raise RunError(f"{path} is damaged: {wrong}; {remedy}")
     return result
@@ -247,7 +246,7 @@ def read_inputs(run: Path | str) -> Inputs | None:
     folder, converted = check_folder(run), Path(run) / CONVERSION
     inputs = _from_result(folder, "inputs")
     if converted.is_file() and not (folder / "result.json").is_file():
-        inputs = read_json(converted, "convert the ANN again").get("inputs")
+        inputs = files.json_of(converted, RunError, "convert the ANN again").get("inputs")
         if inputs is not None and (wrong := problem(inputs, INPUTS)) is not None:
             raise RunError(f"{converted} is damaged: inputs: {wrong}; convert the ANN again")
     if inputs is None:

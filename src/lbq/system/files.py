@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -20,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lbq.errors import LbqError
 
@@ -119,6 +120,19 @@ def text_of(path: Path | str, error: type[LbqError] = LbqError, most_bytes: int 
     if len(data) > most_bytes:
         raise error(f"{path} is too large: at most {most_bytes // 1024:,} KiB are read")
     return data.decode().replace("\r\n", "\n")
+
+
+def json_of(
+    path: Path | str, error: type[LbqError] = LbqError, remedy: str = "restore it, or make it again"
+) -> dict[str, Any]:
+    """The object that a JSON file holds."""
+    try:
+        value = json.loads(text_of(path, error))
+    except (OSError, ValueError, RecursionError) as reason:
+        raise error(f"{path} cannot be read as JSON: {' '.join(str(reason).split())[:100]}; {remedy}") from reason
+    if not isinstance(value, dict):
+        raise error(f"{path} must hold a JSON object, such as a record or an analysis; {remedy}")
+    return value
 
 
 def sha256_of(path: Path | str) -> str:

@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="the fused kernels need triton")
 
 from lbq import models
 from lbq.cli import doctor
-from lbq.kernels import reference
+from lbq.kernels import memory, reference
 from lbq.kernels.arguments import AT_REST, StateArguments, neuron_arguments
 from lbq.kernels.differentiable import DifferentiableKernel
 from lbq.kernels.gpu import launch, layout, operators
@@ -188,10 +188,10 @@ def test_dense_layouts_are_kept_and_none_is_copied() -> None:
     """A timestep's memory order goes through; gradients in another order are brought into it."""
     x = channels_last(randn(2, 3, 4, 5, 5))
     neuron = BurstNeuron().to(DEVICE)
-    assert layout.settled(x) is x
+    assert memory.settled(x) is x
     assert neuron(x).stride() == x.stride()
     repeated = x[:1].expand(2, *x.shape[1:])
-    assert layout.settled(repeated) is repeated
+    assert memory.settled(repeated) is repeated
     assert_same(neuron, x)  # with a contiguous gradient
 
 
@@ -475,7 +475,7 @@ def test_relu_after_batchnorm_in_one_pass(case: str) -> None:
 def test_channels_last_stays_channels_last_both_ways(neuron: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No gradient is laid out anew on its way back: copies that no result shows, and that cost half of the speed."""
     kept = []
-    original = layout.ordered_like
+    original = memory.ordered_like
 
     def watch(y: Tensor, x: Tensor) -> Tensor:
         out = original(y, x)

@@ -28,7 +28,7 @@ from lbq.deploy.lowering.shapes import InputShape, as_image
 from lbq.deploy.lowering.trace import NORMS, Follower, check_in_place, traced
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Graph
-from lbq.graph.integer import MOST_STEPS
+from lbq.graph.integer import MOST_TIMESTEPS
 from lbq.neuron import SpikingNeuron
 
 SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
@@ -62,8 +62,8 @@ def lower(
         raise GraphError(f"{type(net).__name__} has no attribute 'timesteps': pass timesteps=")
     if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
         raise GraphError(f"timesteps must be a whole number of at least 1, got {steps!r}")
-    if int(steps) > MOST_STEPS:
-        raise GraphError(f"timesteps must be at most {MOST_STEPS}, got {steps}")
+    if int(steps) > MOST_TIMESTEPS:
+        raise GraphError(f"timesteps must be at most {MOST_TIMESTEPS}, got {steps}")
     shape: tuple[Any, ...] = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
     if len(shape) not in (1, 2, 3) or not all(isinstance(size, Integral) and int(size) > 0 for size in shape):
         images = hasattr(input_shape, "shape")  # given in place of their shape

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from lbq.engine.attention import is_linear
 from lbq.graph import Pool, Synapse
 from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, Mixing, synapse_bound
 
@@ -69,7 +68,7 @@ def attend(synapse: Synapse, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype
     """(Q K^T) V of levels `[N, C, H, W]` in each head, int32, in the order that takes fewer products."""
     queries, keys, values = (x.unflatten(1, (synapse.heads, -1)).flatten(3).to(dtype) for x in (q, k, v))
     keys = keys.transpose(-2, -1)
-    out = (values @ keys) @ queries if is_linear(synapse) else values @ (keys @ queries)
+    out = (values @ keys) @ queries if synapse.linear else values @ (keys @ queries)
     return out.reshape(q.shape).int()
 
 
@@ -161,7 +160,7 @@ def _product_type(network: IntegerNetwork, synapse: Synapse) -> torch.dtype:
     """float32 where it is exact for a product of levels, also in TF32, which must hold the scores."""
     n_max, scores = [network.n_max(source) for source in synapse.sources], 0
     if len(n_max) == 3:
-        scores = n_max[1] * (n_max[2] * synapse.tokens if is_linear(synapse) else n_max[0] * synapse.per_head)
+        scores = n_max[1] * (n_max[2] * synapse.tokens if synapse.linear else n_max[0] * synapse.per_head)
     exact = network.largest(synapse) < FLOAT32_BOUND and scores <= TF32_INTEGER
     return torch.float32 if exact else torch.float64
 

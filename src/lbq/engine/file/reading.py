@@ -67,7 +67,7 @@ class Reader(SynapseReader):
         )  # fmt: skip
         inputs = Fields(value["input"], "input", "shape", "timesteps", "static", "max")
         shape = inputs.take("shape", list, lambda v: len(v) == 3 and all(type(x) is int and 0 < x <= 2**16 for x in v))
-        self.timesteps = inputs.integer("timesteps", 1, integer.MOST_STEPS)
+        self.timesteps = inputs.integer("timesteps", 1, integer.MOST_TIMESTEPS)
         self.static = bool(inputs.take("static", bool))
         self._fits("input", tuple(shape))
         self.shapes[INPUT], self.levels[INPUT] = tuple(shape), integer.LARGEST_PIXEL

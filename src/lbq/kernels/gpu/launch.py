@@ -13,12 +13,13 @@ import torch
 import triton
 from torch import Tensor
 
+from lbq.graph.rules import SIGNED
 from lbq.kernels.arguments import AT_REST, NeuronArguments, RuleArguments, StateArguments
-from lbq.kernels.gpu.layout import WIDTH, Slab, on_device, ordered_like, sequence_like, settled, slab_of, tile_for
+from lbq.kernels.gpu.layout import WIDTH, Slab, slab_of, tile_for
 from lbq.kernels.gpu.tiles import bursts
 from lbq.kernels.gpu.tiles import counts as count_tiles
 from lbq.kernels.gpu.tiles import moments as moment_tiles
-from lbq.kernels.reference import SIGNED
+from lbq.kernels.memory import on_device, ordered_like, sequence_like, settled
 
 PROGRAMS = 4224  # of a kernel that passes over data: many for each processor of a large GPU, and as many on any other
 SUMMING_PROGRAMS = 2112  # of a kernel that also adds everything up into one sum

@@ -16,7 +16,7 @@ from lbq.kernels.arguments import AT_REST, NeuronArguments, RuleArguments, State
 from lbq.kernels.differentiable import DifferentiableKernel, define
 from lbq.kernels.gpu import launch
 from lbq.kernels.gpu.launch import NormArguments
-from lbq.kernels.gpu.layout import sequence_like, settled, shaped_like
+from lbq.kernels.memory import sequence_like, settled, shaped_like
 from lbq.kernels.reference import BurstState, Constants, Rule
 from lbq.kernels.surrogate import SURROGATES
 
