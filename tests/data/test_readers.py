@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lbq.config import DATASETS
 from lbq.data import dataset
 from lbq.data.dataset import Dataset, Inputs, Samples
+from lbq.data.registry import FILES, REGISTRY
 from lbq.errors import DataError
 from tests.support.reading import RNG
 
@@ -53,3 +55,10 @@ def test_a_dataset_is_of_one_kind() -> None:
     for parts, what in (((train, some_images(0)), "test"), ((some_images(0), train), "train")):
         with pytest.raises(DataError, match=rf"^x: there are no {what} images \(here\): get its files again$"):
             Dataset(INPUTS, *parts, "here")
+
+
+def test_every_dataset_of_a_configuration_is_registered() -> None:
+    assert set(REGISTRY) == set(DATASETS)
+    assert {name for name, dataset in REGISTRY.items() if dataset.load is None} == set(FILES)
+    titles = [dataset.title for dataset in REGISTRY.values()]
+    assert len(set(titles)) == len(titles)

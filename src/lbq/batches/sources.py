@@ -25,7 +25,8 @@ from lbq.batches.random import key
 from lbq.config import Config
 from lbq.data.dataset import Dataset, Inputs
 from lbq.data.image_files import FileSplit, load_eval, load_train
-from lbq.data.testset import EVAL_RATIO, FILES, file_inputs, load_whole, scan_files
+from lbq.data.registry import FILES, OWN_DATA, REGISTRY
+from lbq.data.testset import EVAL_RATIO, file_inputs, load_whole, scan_files
 from lbq.errors import ConfigError, DataError
 from lbq.native import cpus
 from lbq.system.signals import STOPS
@@ -37,13 +38,7 @@ Numbers = list[NDArray[np.int64]]  # of the samples of each batch
 Crops = tuple[int, int] | None  # the seed and epoch of random crops
 Loaded = tuple[Tensor, Tensor, Tensor]  # inputs, labels and numbers of a batch's samples, on the device
 
-MIRRORED_IS_ANOTHER = (
-    "dvs_gesture",
-    "nmnist",
-)  # left and right hands are two classes, and a mirrored digit is no digit
 USER_ARRAYS = "arrays"
-OWN_DATA = ("folder", USER_ARRAYS)  # which users name themselves
-SEVERAL_PER_RECORDING = ("dvs_gesture", "dvs_objects")  # samples of one recording are alike
 
 
 def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
@@ -211,7 +206,7 @@ class EventSource(Source):
             raise ConfigError(
                 f"augment.flip is for images and for arrays; augment.events says whether {d.name} is flipped"
             )
-        if d.holdout and d.name in SEVERAL_PER_RECORDING:
+        if d.holdout and REGISTRY[d.name].several_per_recording:
             raise ConfigError(
                 f"data.holdout: {d.name} has several samples of each recording, which would lie on both sides: leave it at 0"
             )
@@ -222,7 +217,7 @@ class EventSource(Source):
         super().__init__(config, device, inputs, len(data.train), len(data.test), about)
         self.data = data
         # Only users know whether a mirrored frame of their arrays keeps its label: `flip` says so.
-        flip = a.flip if d.name == USER_ARRAYS else a.events and d.name not in MIRRORED_IS_ANOTHER
+        flip = a.flip if d.name == USER_ARRAYS else a.events and REGISTRY[d.name].mirrored
         self.augment = None
         if a.events or flip:
             self.augment = EventAugment(0.5 if flip else 0.0, config.plain_from if a.events else 0)

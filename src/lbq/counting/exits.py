@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from lbq.counting.operations import Count, Counter, Mode
 from lbq.counting.tally import Tallies
-from lbq.data.testset import EVENTS, FILES, TestSet, load_whole
+from lbq.data.registry import REGISTRY
+from lbq.data.testset import TestSet, load_whole
 from lbq.engine import exits
 from lbq.engine.engine import Network
 from lbq.engine.output import Output
 from lbq.errors import DataError, LbqError
 from lbq.graph.integer import IntegerNetwork
 
-CROPPED = {"cifar10": 4, "cifar100": 4}  # pixels of zeros around images, for datasets that are cropped and flipped
 IMAGES_PER_BATCH = 256
 
 
@@ -29,8 +29,9 @@ def calibration_images(
 
     A network fits its training images, and leads are larger on them than on others. Crops and flips come nearer.
     """
-    name = network.dataset.get("name")
-    if not isinstance(name, str) or name in (*FILES, *EVENTS):
+    name = str(network.dataset.get("name", ""))  # files may hold anything
+    known = REGISTRY.get(name)
+    if known is None or known.kind != "images":
         raise DataError(
             f"margins are chosen on training images in memory, such as CIFAR's, not on {name or 'an unnamed dataset'}: "
             "call with_exits(images, shares, source) of the network in Python"
@@ -42,11 +43,10 @@ def calibration_images(
         raise DataError(f"images of {name} are {list(images.shape[1:])}, the network reads {list(network.input_shape)}")
     random = np.random.default_rng(seed)
     chosen = images[random.permutation(len(images))[:count]]
-    if name not in CROPPED:
+    if not known.crop:
         return chosen, f"{len(chosen)} training images of {name}, seed {seed}"
-    return augmented(
-        chosen, CROPPED[name], random
-    ), f"{len(chosen)} training images of {name}, cropped and flipped, seed {seed}"
+    source = f"{len(chosen)} training images of {name}, cropped and flipped, seed {seed}"
+    return augmented(chosen, known.crop, random), source
 
 
 def augmented(images: NDArray[np.uint8], border: int, random: np.random.Generator) -> NDArray[np.uint8]:

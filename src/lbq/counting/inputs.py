@@ -15,7 +15,8 @@ from lbq.counting.analysis import GOLDEN
 from lbq.data.arrays import load_array
 from lbq.data.dataset import unlike
 from lbq.data.image_files import EXTENSIONS, load_eval
-from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
+from lbq.data.registry import FILES
+from lbq.data.testset import EVAL_RATIO, TestSet, open_arrays, open_test
 from lbq.engine.engine import Network
 from lbq.errors import ArtefactError, DataError
 from lbq.graph import shortest, with_sides

@@ -1,13 +1,12 @@
 """Test parts of datasets as raw uint8 arrays, for networks that run on integers. NumPy only.
 
-Here a dataset's name selects its reader, for `lbq.batches.sources` too.
+`load_whole` and `scan_files` open whole datasets by name, for `lbq.batches.sources` too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.config import DATASETS
-from lbq.data import digits
 from lbq.data.arrays import Arrays, load_archive
-from lbq.data.cifar import load_cifar10, load_cifar100
 from lbq.data.dataset import Dataset, Inputs
-from lbq.data.events import datasets
 from lbq.data.folder import scan_folder
-from lbq.data.idx import load_idx
 from lbq.data.image_files import FileIndex, load_eval
+from lbq.data.registry import EVENTS, FILES, REGISTRY, Frames
 from lbq.data.shards import scan_shards
-from lbq.data.user_arrays import bytes_hint, check_names, load_own
+from lbq.data.user_arrays import bytes_hint, check_names
 from lbq.errors import ConfigError, DataError, nearest
 from lbq.graph import Shape, shortest, with_sides
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EVAL_RATIO = 256 / 224  # the shorter side before the central crop, by the crop's side, as usual for ImageNet
-EVENTS = ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects")
-FILES = ("imagenet", "folder")
 
 
 def check_limit(limit: int | None) -> None:
@@ -44,21 +38,14 @@ def load_whole(
     name: str, root: Path | str, timesteps: int = 1, size: int = 0, frames: str = "count", window_ms: int = 1000
 ) -> Dataset:
     """A dataset of images in memory, or of event frames; the arguments are those of a configuration's [data]."""
-    if name == "digits":
-        return digits.load_digits()
-    folder = _folder(name, root)
-    images = {"arrays": load_own, "cifar10": load_cifar10, "cifar100": load_cifar100}
-    if name not in EVENTS:
-        return images[name](folder) if name in images else load_idx(folder, name)
-    events: dict[str, Callable[..., Dataset]] = {
-        "cifar10_dvs": datasets.load_cifar10_dvs,
-        "dvs_gesture": datasets.load_dvs_gesture,
-        "nmnist": datasets.load_nmnist,
-        "dvs_objects": partial(datasets.load_dvs_objects, window_us=1000 * window_ms),
-    }
+    folder = Path() if name == "digits" else _folder(name, root)  # digits are part of lbq
+    load = REGISTRY[name].load
+    assert load is not None, f"{name} does not lie in memory: scan_files"
     try:
-        return events[name](folder, timesteps, (size, size) if size else None, frames)
+        return load(folder, Frames(timesteps, size, frames, window_ms))
     except ValueError as error:  # sizes that no frame can have
+        if name not in EVENTS:
+            raise
         raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
 
 

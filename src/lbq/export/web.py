@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from lbq._version import __version__
-from lbq.data.testset import EVAL_RATIO, FILES
+from lbq.data.registry import FILES
+from lbq.data.testset import EVAL_RATIO
 from lbq.engine import Network, load
 from lbq.errors import LbqError
 from lbq.export.c99 import Sources

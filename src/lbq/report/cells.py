@@ -9,21 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lbq.data.registry import REGISTRY
 from lbq.results.result import Group, Result
 
 Kind = Literal["", "published", "ours"]
 PAPER_TIMESTEPS = 2  # of the networks whose counts and costs the paper publishes
-DATASETS = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "imagenet": "ImageNet-1K",
-    "cifar10_dvs": "CIFAR10-DVS",
-    "dvs_gesture": "DVS128-Gesture",
-    "digits": "UCI digits",
-    "mnist": "MNIST",
-    "nmnist": "N-MNIST",
-    "dvs_objects": "DVS128 objects",
-}
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,7 @@ def dataset_name(result: Result | Group) -> str:
 def shown_dataset(name: str) -> str:
     """The name of a dataset as readers know it, or of a part of it: `cifar10, 200 samples`."""
     whole, comma, part = name.partition(", ")
-    return DATASETS.get(whole, whole) + comma + part
+    return (REGISTRY[whole].title if whole in REGISTRY else whole) + comma + part
 
 
 def decimals(value: float) -> int:

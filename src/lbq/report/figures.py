@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from lbq.report.cells import DATASETS, shown_dataset
+from lbq.data.registry import REGISTRY
+from lbq.report.cells import shown_dataset
 from lbq.report.theme import shade
 from lbq.results.result import Gathered, Result, by_key, names
 
@@ -76,7 +77,7 @@ def by_task(results: Sequence[Result], draw: Draw) -> list[Figure]:
     tasks: dict[str, dict[str, list[Result]]] = {}
     for result in results:
         tasks.setdefault(str(result.record["dataset"]), {}).setdefault(result.recipe, []).append(result)
-    known = list(DATASETS)
+    known = list(REGISTRY)
     datasets = sorted(tasks, key=lambda dataset: known.index(dataset) if dataset in known else len(known))
     slugs = [slug(dataset, DATASET_LETTERS) for dataset in datasets]
     figures: list[Figure] = []

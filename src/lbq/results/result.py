@@ -17,7 +17,7 @@ from typing import Any
 
 from lbq.config import recipe_hash
 from lbq.counting.analysis import Analysis, Trace
-from lbq.data.testset import EVENTS
+from lbq.data.registry import EVENTS
 from lbq.results import paper
 
 TITLES = {

@@ -14,7 +14,7 @@ from typing import Any
 from lbq.config import Config
 from lbq.counting import analysis
 from lbq.counting.analysis import Analysis
-from lbq.data import digits
+from lbq.data.registry import REGISTRY
 from lbq.errors import ConfigError, RunError
 from lbq.neuron.base import neurons_of
 from lbq.results.result import title_of
@@ -27,13 +27,6 @@ ABLATION_VARIANTS = {  # by step and surrogate, with tails or without
     ("fixed", "relsg"): "v2",
     ("learned", "box"): "v3",
     ("learned", "relsg"): "lbq",
-}
-CIFAR_SPLIT = "official 50,000 / 10,000"
-SPLITS = {
-    "cifar10": CIFAR_SPLIT,
-    "cifar100": CIFAR_SPLIT,
-    "digits": digits.SPLIT,
-    "folder": "the folder's own train and val",
 }
 FORMAT, VERSION = "lbq record", 1
 ANALYSIS = Path("analysis") / "analysis.json"
@@ -205,7 +198,7 @@ def dataset_of(config: Config) -> str:
 
 def split_of(config: Config, data: Mapping[str, str]) -> str:
     """Which samples train and which test. data: `Source.about`; readers of events name their split there."""
-    split = data.get("split") or SPLITS.get(config.data.name, "official")
+    split = data.get("split") or REGISTRY[config.data.name].split
     images = f", {data['images']} images" if "images" in data else ""
     images += f", limited to {config.data.limit} samples of each part" if config.data.limit else ""
     return split + images + (f", {config.data.holdout:g} held out of training" if config.data.holdout else "")
