@@ -287,7 +287,7 @@ def integers(world: World, folder: Path) -> Any:
     net = trainer(config(*EXACT, "seed=9")).net.eval()
     engine.save(settings.train.init_from, deploy_trained(net, settings, made.source.inputs, None))
     made.start_from(initial_weights.read(settings, made.net, made.source.inputs).weights)
-    initial_weights.measure_norms(made)
+    initial_weights.give_statistics(made)
     return {name: value.clone() for name, value in made.net.state_dict().items()}
 
 

@@ -24,7 +24,7 @@ from lbq.errors import RunError, Stopped
 from lbq.neuron.recorder import record_levels
 from lbq.runs import records, run_folder
 from lbq.training import initial_weights
-from lbq.training.initial_weights import measure_norms
+from lbq.training.initial_weights import give_statistics
 from lbq.training.trainer import Trainer
 from tests.support.small_nets import pixels
 from tests.support.small_runs import AtStep, Silent, config, run, use_few_digits
@@ -69,7 +69,7 @@ def started(settings: Config) -> Trainer:
     made = Trainer(settings, _source(settings))
     start = initial_weights.read(settings, made.net, made.source.inputs)
     made.start_from(start.weights)
-    measure_norms(made)
+    give_statistics(made)
     return made
 
 

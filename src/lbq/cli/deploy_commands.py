@@ -44,8 +44,6 @@ def deploy(
     as_json: Json = False,
 ) -> None:
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
-    from lbq import engine
-    from lbq.engine.file.levelfile import save_levels
     from lbq.engine.published import is_deployed
     from lbq.system import files
 
@@ -55,18 +53,13 @@ def deploy(
         if levels.resolve() == out.resolve():
             raise LbqError(f"--levels {levels} is the file of the network: give another name")
     if is_deployed(run):
-        deployed = _load_deployed(run)
         if bits is not None or stream or changes or not (timesteps or noise):
+            _load_deployed(run)
             raise LbqError(
                 f"{run} is deployed already, and only --timesteps and --noise can change it: for the rest, deploy its run"
             )
         _refuse_itself(out, run)
-        network, remark = deployed if timesteps is None else deployed.over(timesteps), None
-        network = network.with_noise() if noise else network
-        if deployed.network.exits is not None and network.network.exits is None:
-            remark = (
-                f"its margins to stop early were for {deployed.network.timesteps} timesteps: lbq exits chooses others"
-            )
+        network, remark = _changed(run, timesteps, noise)
     else:
         from lbq.deploy import deploy_run
         from lbq.runs.run_folder import load_config
@@ -74,6 +67,28 @@ def deploy(
         with data_of_a_run():
             network = deploy_run(run, bits, changes or [], noise, timesteps, stream)
         remark = None if bits is None else _other_bits(load_config(run).train.weight_bits, bits)
+    facts = {**_written(network, out, levels), "remark": remark}
+    print_result(as_json, facts, lambda: render_deployed(facts))
+
+
+def _changed(model: Path, timesteps: int | None, noise: bool) -> tuple[Network, str | None]:
+    """A deployed network over other timesteps, or with golden inputs of noise; and what to know about it."""
+    before = _load_deployed(model)
+    after = before if timesteps is None else before.over(timesteps)
+    after = after.with_noise() if noise else after
+    if before.network.exits is None or after.network.exits is not None:
+        return after, None
+    return (
+        after,
+        f"its margins to stop early were for {before.network.timesteps} timesteps: lbq exits chooses others",
+    )
+
+
+def _written(network: Network, out: Path, levels: Path | None) -> dict[str, Any]:
+    """Write a network, read it back and verify it; what there is to say of it."""
+    from lbq import engine
+    from lbq.engine.file.levelfile import save_levels
+
     new_folder = None if out.absolute().parent.is_dir() else str(out.parent)
     size = engine.save(out, network)
     net = engine.load(out)
@@ -81,19 +96,17 @@ def deploy(
     if levels is not None and net.golden is not None:
         save_levels(levels, net.run(net.golden.inputs, "dense", trace=True).levels or {})
     integers = net.network
-    facts = {
+    return {
         "path": str(out),
         "bytes": size,
         "weights": integers.parameters,
         "layers": len(integers.layers),
         "timesteps": integers.timesteps,
         "bits": integers.facts.get("bits"),
-        "remark": remark,
         "verified": verified,
         "levels": None if levels is None else str(levels),
         "new_folder": new_folder,
     }
-    print_result(as_json, facts, lambda: render_deployed(facts))
 
 
 def _refuse_itself(out: Path, model: Path) -> None:

@@ -15,7 +15,7 @@ from lbq.convert.calibration import Fit as Fit
 from lbq.convert.calibration import calibrate as calibrate
 from lbq.convert.calibration import checked_images
 from lbq.convert.run import convert_run as convert_run
-from lbq.convert.substitution import over_time, separate
+from lbq.convert.substitution import separate, unrolled
 from lbq.convert.substitution import with_relus as with_relus
 from lbq.deploy.lowering.faithful import plain_copy
 from lbq.errors import GraphError
@@ -58,8 +58,8 @@ def convert(ann: nn.Module, images: Tensor, *, timesteps: int = 2, neuron: Neuro
         copied = plain_copy(ann).eval()
         plain = separate(copied, checked_images(images).dim())
         _compare(plain, copied, images)
-        _compare_over_time(over_time(plain, images, steps, None), plain, images[:PROBE_IMAGES])
-        net = over_time(plain, images, steps, neuron_maker(neuron, steps))
+        _compare_over_time(unrolled(plain, images, steps, None), plain, images[:PROBE_IMAGES])
+        net = unrolled(plain, images, steps, neuron_maker(neuron, steps))
         return Converted(net, steps, calibrate(net, plain, images))
 
 
@@ -75,7 +75,7 @@ def _compare(plain: nn.Module, ann: nn.Module, images: Tensor) -> None:
             f"{' '.join(str(error).split())[:200]}"
         ) from error
     if not isinstance(expected, Tensor):
-        return  # `over_time` refuses it
+        return  # `unrolled` refuses it
     if not _alike(once, again):
         raise GraphError(
             f"{name} gives other outputs for the same images: something in it is random, such as F.dropout(x) without "

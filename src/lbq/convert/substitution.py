@@ -138,7 +138,7 @@ def _instead(name: str, function: bool) -> str:
     return "train the ANN with ReLUs"
 
 
-def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNeuron | None) -> fx.GraphModule:
+def unrolled(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNeuron | None) -> fx.GraphModule:
     """The same network with neurons instead of rectifiers and time folded into the batch.
 
     The layers before the first neuron run once, unless sizes that they compute are used later: then everything runs at

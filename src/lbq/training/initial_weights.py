@@ -125,7 +125,7 @@ def _notes(
 
 
 @torch.no_grad()
-def measure_norms(trainer: Trainer) -> None:
+def give_statistics(trainer: Trainer) -> None:
     """Give each BatchNorm, which passes on what it gets, the mean and variance of that, and a weight and bias that undo them.
 
     The network computes what it did. In training, where BatchNorm takes the statistics of a batch, it computes nearly that.

@@ -234,7 +234,7 @@ class Job:
             left = tuple(name for name in net.state_dict() if name not in start.weights)
             self.watcher.initialised(self.config.train.init_from, len(start.weights), left)
         if start.folded:
-            initial_weights.measure_norms(self.trainer)
+            initial_weights.give_statistics(self.trainer)
 
     def _between_steps(self, trainer: Trainer) -> bool:
         """Report a step and save where it is due. Returns whether to stop."""
