@@ -183,7 +183,7 @@ def test_a_damaged_result_is_named_and_can_be_written_again(tmp_path: Path, text
     (tmp_path / "result.json").write_text("{}")  # as of a run that was not trained here
     with pytest.raises(RunError, match=r"accuracy is missing; remove it"):
         run(settings, tmp_path)
-    assert job.evaluate_run(tmp_path, "cpu")["stored_accuracy"] is None
+    assert job.evaluate_run(tmp_path, device="cpu")["stored_accuracy"] is None
     (tmp_path / "result.json").unlink()
     assert run(settings, tmp_path) == result
 
@@ -507,7 +507,7 @@ def test_records_and_result(tmp_path: Path) -> None:
     assert (plan.steps_per_epoch, plan.train_samples, plan.emulated) == (4, 40, None)
     net = run_folder.load(tmp_path)
     assert plan.parameters == sum(p.numel() for p in net.parameters())
-    facts = job.evaluate_run(tmp_path, torch.device("cpu"), World())
+    facts = job.evaluate_run(tmp_path, device=torch.device("cpu"), world=World())
     assert facts == {
         "accuracy": result["accuracy"],
         "images": 31,
@@ -628,14 +628,14 @@ def test_a_run_is_evaluated_in_the_precision_that_it_says(tmp_path: Path, monkey
 
     monkeypatch.setattr(evaluation, "evaluate", watched)
     for precision in (None, "bf16", "fp64"):
-        facts = job.evaluate_run(tmp_path, torch.device("cpu"), World(), precision=precision)
+        facts = job.evaluate_run(tmp_path, device=torch.device("cpu"), world=World(), precision=precision)
         assert (facts["precision"], facts["trained_in"], facts["stored_precision"]) == (used[-1], "bf16", "fp32")
     assert used == ["fp32", "bf16", "fp64"]
     stored = json.loads((tmp_path / "result.json").read_text())
     for key in ("tested_in", "accuracy_as_trained", "holdout_accuracy_as_trained", "weight_decay"):
         del stored[key]  # as an older result, which was tested in the precision of training
     (tmp_path / "result.json").write_text(json.dumps(stored))
-    assert job.evaluate_run(tmp_path, torch.device("cpu"), World())["stored_precision"] == "bf16"
+    assert job.evaluate_run(tmp_path, device=torch.device("cpu"), world=World())["stored_precision"] == "bf16"
 
 
 @pytest.mark.parametrize(

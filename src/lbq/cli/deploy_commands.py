@@ -65,7 +65,7 @@ def deploy(
         from lbq.runs.run_folder import load_config
 
         with data_of_a_run():
-            network = deploy_run(run, bits, changes or [], noise, timesteps, stream)
+            network = deploy_run(run, changes=changes or [], bits=bits, noise=noise, timesteps=timesteps, stream=stream)
         remark = None if bits is None else _other_bits(load_config(run).train.weight_bits, bits)
     facts = {**_written(network, out, levels), "remark": remark}
     print_result(as_json, facts, lambda: render_deployed(facts))
@@ -306,7 +306,7 @@ def export(
         from lbq.export.nir import write_nir
 
         with data_of_a_run():
-            graph = graph_of_run(subject, changes or [])
+            graph = graph_of_run(subject, changes=changes or [])
         size = write_nir(graph, out, reset, accept_ties)  # type: ignore[arg-type]  # which checks it
         facts = {
             "path": str(out),

@@ -104,7 +104,7 @@ def account(
 
         where = start(device)
         with data_of_a_run(), CountProgress(str(run), limit) as progress:
-            measured = measure_run(run, where, changes or [], limit=limit, progress=progress.advance)
+            measured = measure_run(run, changes=changes or [], device=where, limit=limit, progress=progress.advance)
         about, folder = {"kind": "run", **records.facts_of(run)}, run / "analysis"
     from lbq.counting.costs import costs
     from lbq.report.output import write_account
@@ -184,7 +184,14 @@ def analyze(
         files.check_folder(folder)
         where = start(device)
         with data_of_a_run(), CountProgress(str(subject), limit) as progress:
-            analysis = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
+            analysis = analyze_run(
+                subject,
+                changes=changes or [],
+                device=where,
+                membranes=membranes,
+                limit=limit,
+                progress=progress.advance,
+            )
     from lbq.report.output import write_analysis
 
     written = [str(path) for path in write_analysis(folder, analysis)]

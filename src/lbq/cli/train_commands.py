@@ -137,7 +137,9 @@ def evaluate(
     try:
         kernels.check(where.type)
         with data_of_a_run():
-            result = evaluate_run(run, where, world, changes or [], precision, timesteps)
+            result = evaluate_run(
+                run, changes=changes or [], device=where, world=world, precision=precision, timesteps=timesteps
+            )
     finally:
         distributed.stop()
     if not world.main:
@@ -175,7 +177,9 @@ def convert(
     folder = out or here.with_name(f"{here.name}-converted")
     console = render.make_console(stderr=True)
     with data_of_a_run():
-        conversion = convert_run(run, folder, changes or [], images, start(device), console.print)
+        conversion = convert_run(
+            run, folder, changes=changes or [], device=start(device), images=images, stage=console.print
+        )
     print_result(as_json, conversion, lambda: render.render_conversion(conversion))
 
 

@@ -28,9 +28,10 @@ TIMESTEPS = "model.timesteps"
 def convert_run(
     run: Path | str,
     out: Path | str,
+    *,
     changes: Iterable[str] = (),
-    images: int = CALIBRATION_IMAGES,
     device: torch.device | str = "cpu",
+    images: int = CALIBRATION_IMAGES,
     stage: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Write a run folder with the burst network of an ANN. Returns how good both are.

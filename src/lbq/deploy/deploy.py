@@ -166,8 +166,9 @@ def _checked_examples(examples: Any, graph: Graph, input_shape: InputShape) -> N
 
 def deploy_run(
     run: Path | str,
-    bits: int | None = None,
+    *,
     changes: Iterable[str] = (),
+    bits: int | None = None,
     noise: bool = False,
     timesteps: int | None = None,
     stream: bool = False,
@@ -190,7 +191,7 @@ def deploy_run(
     return deploy_trained(net, config, inputs or test, examples, bits, origin, stream)
 
 
-def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
+def graph_of_run(run: Path | str, *, changes: Iterable[str] = ()) -> Graph:
     """The network of a run folder on real numbers, steps absorbed, for inputs normalised as in training."""
     config = run_folder.load_config(run, changes)
     test = test_set(config)

@@ -103,8 +103,9 @@ def _batches(
 
 def measure_run(
     run: Path | str,
-    device: torch.device | str = "cpu",
+    *,
     changes: Iterable[str] = (),
+    device: torch.device | str = "cpu",
     membranes: int = 0,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -126,8 +127,9 @@ def measure_run(
 
 def analyze_run(
     run: Path | str,
-    device: torch.device | str = "cpu",
+    *,
     changes: Iterable[str] = (),
+    device: torch.device | str = "cpu",
     membranes: int = 32,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -135,5 +137,5 @@ def analyze_run(
     """The analysis of a run folder."""
     from lbq.runs.records import facts_of
 
-    measured = measure_run(run, device, changes, membranes, limit, progress)
+    measured = measure_run(run, changes=changes, device=device, membranes=membranes, limit=limit, progress=progress)
     return measured.analysis({"kind": "run", **facts_of(run)}, evaluation.neuron_tails(run_folder.load(run)))

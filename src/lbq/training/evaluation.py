@@ -121,9 +121,10 @@ def evaluate(
 
 def evaluate_run(
     run: Path | str,
+    *,
+    changes: Iterable[str] = (),
     device: torch.device | str = "cpu",
     world: World | None = None,
-    changes: Iterable[str] = (),
     precision: str | None = None,
     timesteps: int | None = None,
 ) -> dict[str, Any]:
