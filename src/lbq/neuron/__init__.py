@@ -1,6 +1,6 @@
 """Neurons as modules over the kernels, and the registry that names them in configurations.
 
-Imports `kernels` and `graph`. `models` builds networks of them.
+Imports `kernels` and what stands below it. `models` builds networks of them.
 """
 
 from lbq.kernels.reference import BurstState as BurstState
