@@ -44,6 +44,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of the help
     "analyze": measure_commands.analyze,
     "record": measure_commands.record,
     "report": measure_commands.report,
+    "compare": measure_commands.compare,
     "doctor": train_commands.doctor,
 }
 for _name, _command in COMMANDS.items():

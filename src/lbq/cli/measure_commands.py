@@ -221,6 +221,30 @@ def record(
     print_result(as_json, facts, lambda: render.print_line(text))
 
 
+def compare(
+    ours: Annotated[list[Path], typer.Argument(help="Records, run folders or analyses: one for each training.")],
+    against: Annotated[list[Path], typer.Option(help="The others, likewise; repeat it for each.")],
+    in_float: Annotated[
+        bool, typer.Option("--float", help="The trained networks, also where deployed ones were measured.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap over test samples.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """The difference between two kinds of networks in test accuracy, with its uncertainty over trainings and test samples."""
+    from lbq.results.compare import compare as compared
+    from lbq.results.gather import gather
+
+    first, second = (gather(paths, _read_run).finished for paths in (ours, against))
+    comparison = compared(first, second, in_float, seed)
+    print_result(as_json, comparison.to_dict(), lambda: render.print_line(str(comparison)))
+
+
+def _read_run(folder: Path) -> dict[str, Any]:
+    from lbq.runs.records import read
+
+    return read(folder)
+
+
 def report(
     results: Annotated[
         list[Path], typer.Argument(help="Records, run folders, analyses, model.lbq, engine_speed.json.")
@@ -248,13 +272,7 @@ def report(
 
     target = out or Path(f"report{SUFFIXES[format]}")
     (files.check_file if SUFFIXES[format] else files.check_folder)(target)
-
-    def read_run(folder: Path) -> dict[str, Any]:
-        from lbq.runs.records import read
-
-        return read(folder)
-
-    gathered = gather(results, read_run)
+    gathered = gather(results, _read_run)
     render.render_twins(gathered)
     size = make(target, gathered, format, _technology(technology), image, title)
     alone = sum(result.alone for result in gathered.finished)

@@ -10,7 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,8 @@ class LayerAnalysis:
 class Analysis:
     """A network on `images` images. complete: whether this is the whole set; accuracy: None without labels.
 
-    facts: what was analysed (model, hashes ...); accounts: the counts of the same pass, by mode.
+    facts: what was analysed (model, hashes ...); accounts: the counts of the same pass, by mode. outcomes: which images it
+    gets right, as `lbq.counting.outcomes` packs them; None without labels, and of networks in float.
     """
 
     images: int
@@ -157,6 +158,7 @@ class Analysis:
     layers: tuple[LayerAnalysis, ...]
     accounts: dict[str, Any] = field(default_factory=dict)
     traces: tuple[Trace, ...] = ()
+    outcomes: dict[str, Any] | None = None
 
     @property
     def deployed(self) -> bool:
@@ -217,6 +219,7 @@ class Analysis:
             "layers": [_layer_dict(layer) for layer in self.layers],
             "accounts": self.accounts,
             "traces": [asdict(trace) for trace in self.traces],
+            **({} if self.outcomes is None else {"outcomes": self.outcomes}),
         }
 
     @classmethod
@@ -312,6 +315,7 @@ def _layer_from(entry: Mapping[str, Any]) -> LayerAnalysis:
 
 
 def from_fields(kind: type[Any], entry: Mapping[str, Any]) -> Any:
-    """A dataclass from the JSON of its fields. A newer file may hold more."""
-    values = ((f.name, entry[f.name]) for f in fields(kind))
+    """A dataclass from the JSON of its fields. A newer file may hold more, an older one lack what has a default."""
+    known = (f for f in fields(kind) if f.name in entry or (f.default is MISSING and f.default_factory is MISSING))
+    values = ((f.name, entry[f.name]) for f in known)
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})

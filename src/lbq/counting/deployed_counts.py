@@ -38,7 +38,7 @@ def measure(
     network = net.network
     histograms = Membranes(network)
     parts: dict[int, Tallies] = {}  # one for each thread
-    images = correct = 0
+    images, right = 0, np.zeros(test.size, np.bool_)
 
     def count(name: str, levels: Integers) -> None:
         thread = threading.get_ident()
@@ -61,7 +61,7 @@ def measure(
             else:
                 out = net.run(some, "auto", count, threads, progress=progress)
             if test.labels is not None:
-                correct += int((out.predictions == test.labels[which][chosen]).sum())
+                right[which][chosen] = out.predictions == test.labels[which][chosen]
         count(INPUT, x[None] if network.static else x)
         images += size
     tallies = Tallies(network)
@@ -69,10 +69,19 @@ def measure(
         tallies.add_counts(part.counts, 0)
         tallies.products.merge(part.products)
     tallies.images = images
-    accuracy = math.nan if test.labels is None else 100 * correct / images
+    right = right[:images]
+    accuracy = math.nan if test.labels is None else 100 * int(right.sum()) / images
     inputs = GOLDEN if test.name == GOLDEN else "images"
     return Measurement(
-        network, images, accuracy, tallies, images == test.size, histograms.layers, histograms.traces(), inputs
+        network,
+        images,
+        accuracy,
+        tallies,
+        complete=images == test.size,
+        membranes=histograms.layers,
+        traces=histograms.traces(),
+        inputs=inputs,
+        right=None if test.labels is None else right,
     )
 
 

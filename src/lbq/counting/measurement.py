@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lbq.counting.analysis import Analysis, LayerAnalysis, LevelHistogram, Membrane, Trace, from_fields
 from lbq.counting.operations import (
@@ -22,6 +23,7 @@ from lbq.counting.operations import (
     Operations,
     energy_mj,
 )
+from lbq.counting.outcomes import packed
 from lbq.counting.tally import Tallies
 from lbq.graph import Graph
 from lbq.graph.integer import IntegerNetwork
@@ -42,6 +44,7 @@ class Measurement:
     membranes: Mapping[str, Membrane] = field(default_factory=dict)
     traces: Sequence[Trace] = ()
     inputs: str = "images"
+    right: NDArray[np.bool_] | None = None  # which images, in order; None where that is not known
 
     @property
     def ann_macs(self) -> int:
@@ -107,6 +110,7 @@ class Measurement:
             layers=tuple(layers),
             accounts={k: v for k, v in measured.items() if k not in ("images", "accuracy")},
             traces=tuple(self.traces),
+            outcomes=None if self.right is None else packed(self.right),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from lbq.counting.operations import Count, LayerActivity
+from lbq.counting.outcomes import OUTCOMES
 from lbq.system import schema
 from lbq.system.schema import Fields, Items, Maybe, Values
 
@@ -69,5 +70,6 @@ ANALYSIS = Fields(
         "layers": Items(LAYER),
         "accounts": Fields(optional={"exact": ACCOUNT, "rate": ACCOUNT}),
         "traces": Items(TRACE),
-    }
+    },
+    {"outcomes": OUTCOMES},
 )

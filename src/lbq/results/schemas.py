@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lbq.counting.outcomes import OUTCOMES
 from lbq.system import schema
 from lbq.system.schema import Fields, Items, Kind, Maybe, Values, whole
 
@@ -34,6 +35,7 @@ RECORD = Fields(
         "versions": Values(schema.TEXT),
         "unfinished": schema.FLAG,
         "static": schema.FLAG,
+        "outcomes": OUTCOMES,
         "epochs_done": schema.COUNT,
     },
 )

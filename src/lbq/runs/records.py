@@ -70,6 +70,7 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
             "steps": result["steps"],
             "tails": result["tails"],
             "active": result["active"],
+            **_known(result, "outcomes"),
             "config": _tree(config),
             "log": log,
         }

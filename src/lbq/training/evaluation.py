@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lbq.batches.sources import Part, Source, open_source
 from lbq.config import TrainConfig
+from lbq.counting.outcomes import packed
 from lbq.errors import LbqError, RunError
 from lbq.neuron.base import neurons_of
 from lbq.neuron.hooks import attached, evaluating, only_outputs
@@ -98,10 +99,14 @@ def evaluate(
     device: torch.device,
     world: World,
     active: dict[str, float] | None = None,
+    outcomes: dict[str, Any] | None = None,
 ) -> float:
-    """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios, in the order in
-    which neurons run."""
-    counts = torch.zeros(2, dtype=torch.float64, device=device)
+    """Accuracy in percent over the whole of `part`, whatever the processes.
+
+    Fills `active` with active ratios, in the order in which neurons run, and `outcomes` with the samples that are right (see
+    `lbq.counting.outcomes`).
+    """
+    parts: list[Tensor] = []  # of which samples are right, on the device, so that nothing waits for them
     order: dict[str, None] = {}
     counting: AbstractContextManager[dict[str, Tensor]]
     counting = nullcontext({}) if active is None else _counting_activity(net, order)
@@ -109,14 +114,18 @@ def evaluate(
         for x, labels in source.eval_batches(part, world.rank, world.size):
             with autocast(settings, device):
                 logits = net(cast(x, settings))
-            counts[0] += (logits.argmax(1) == labels).sum()  # on the device, so that nothing waits for it
-            counts[1] += len(labels)
-    correct, seen = world.sum(counts).tolist()
+            parts.append(logits.argmax(1) == labels)
+    right = torch.zeros(source.test_size if part == "test" else source.holdout_size, device=device)
+    if parts:
+        right[world.rank :: world.size] = torch.cat(parts).to(right.dtype)
+    right = world.sum(right)
+    if outcomes is not None:
+        outcomes.update(packed(right.bool().cpu().numpy()))
     if active is not None and activity:
         totals = world.sum(torch.stack(list(activity.values()))).tolist()
         ratios = {name: nonzero / max(all_, 1.0) for name, (nonzero, all_) in zip(activity, totals, strict=True)}
         active.update(in_order(ratios, order))
-    return float(100 * correct / seen)
+    return 100 * int(right.sum(dtype=torch.float64)) / len(right)
 
 
 def evaluate_run(

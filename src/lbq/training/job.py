@@ -311,6 +311,7 @@ class Job:
             "steps": evaluation.in_order(last["steps"], last["active"]),
             "tails": evaluation.in_order(last["tails"], last["active"]),
             "active": last["active"],
+            "outcomes": last.get("outcomes"),
             "training_seconds": sum(line["seconds"] for line in lines),
             "processes": self.world.size,
             "data": self.trainer.source.about,

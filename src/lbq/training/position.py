@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -43,3 +44,4 @@ class EpochRecord:
     steps: dict[str, float] = field(default_factory=dict)
     tails: dict[str, float] = field(default_factory=dict)
     active: dict[str, float] = field(default_factory=dict)
+    outcomes: dict[str, Any] | None = None  # in the last epoch, which test samples are right: see lbq.counting.outcomes

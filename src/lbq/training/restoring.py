@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lbq.counting.outcomes import OUTCOMES
 from lbq.errors import RunError
 from lbq.results.schemas import EPOCH
 from lbq.runs.checkpoint import Loaded
@@ -42,7 +43,8 @@ LOG_LINE = Fields(
         **dict.fromkeys(("test_accuracy", "holdout_accuracy"), Maybe(schema.PERCENT)),
         **dict.fromkeys(("steps", "tails", "active"), Values(schema.NUMBER)),
         "seconds": schema.AMOUNT,
-    }
+    },
+    {"outcomes": OUTCOMES},
 )
 
 

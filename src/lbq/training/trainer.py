@@ -226,7 +226,8 @@ class Trainer:
         with self.averaged():
             for part in parts:
                 active = fields.setdefault("active", {}) if part == parts[0] else None
-                fields[f"{part}_accuracy"] = accuracy = self.evaluate(part, active, exact=last)
+                outcomes = fields.setdefault("outcomes", {}) if part == "test" and last else None
+                fields[f"{part}_accuracy"] = accuracy = self.evaluate(part, active, outcomes, exact=last)
                 if last:
                     rounds = evaluation.rounds(t, self.device)
                     fields[f"{part}_accuracy_as_trained"] = self.evaluate(part) if rounds else accuracy
@@ -382,12 +383,19 @@ class Trainer:
                 for name, value in statistics.items():  # the network's own buffers, which change when the context ends
                     average.state[name].copy_(value)
 
-    def evaluate(self, part: Part, active: dict[str, float] | None = None, *, exact: bool = False) -> float:
-        """Accuracy in percent over the whole of `part`, for any number of processes; fills `active` with active ratios.
+    def evaluate(
+        self,
+        part: Part,
+        active: dict[str, float] | None = None,
+        outcomes: dict[str, Any] | None = None,
+        *,
+        exact: bool = False,
+    ) -> float:
+        """Accuracy in percent over the whole of `part`: see `lbq.training.evaluation.evaluate`.
 
         exact: in float32 without TensorFloat-32 (or float64, where trained in it), not in the training's precision.
         """
         self.world.share(self.net.buffers())  # each process may have BatchNorm statistics of its own
         settings = evaluation.exact(self.config.train) if exact else self.config.train
         with self.rounded(), evaluation.without_tf32() if exact else nullcontext():
-            return evaluation.evaluate(self.net, self.source, part, settings, self.device, self.world, active)
+            return evaluation.evaluate(self.net, self.source, part, settings, self.device, self.world, active, outcomes)

@@ -1,0 +1,217 @@
+"""Are some networks better than others? Means over trainings with Student's and Welch's intervals, and a paired bootstrap over
+test samples. NumPy only.
+
+The two intervals answer different questions. Over trainings: would other seeds show the difference too? Over samples, with
+these networks as they are: would other test images show it? docs/howto/analyse.md says when to look at which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.counting.outcomes import unpacked
+from lbq.errors import LbqError
+from lbq.results.result import Result
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+RESAMPLED_AT_A_TIME = 200
+NODES = 200  # of the integral in Student's distribution, which is then exact to 1e-12
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Some networks of one kind, one for each training. sources: their files. accuracies: in percent. right: samples by their order, the mean over
+    the networks; None where one of them does not say it."""
+
+    sources: tuple[str, ...]
+    accuracies: tuple[float, ...]
+    right: NDArray[np.float64] | None
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.accuracies))
+
+    @property
+    def deviation(self) -> float | None:
+        """Of the sample; None of one."""
+        return float(np.std(self.accuracies, ddof=1)) if len(self.accuracies) > 1 else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """Student's, of the mean over trainings; None of one."""
+        if self.deviation is None:
+            return None
+        n = len(self.accuracies)
+        half = student(n - 1) * self.deviation / math.sqrt(n)
+        return self.mean - half, self.mean + half
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "networks": [
+                {"source": source, "accuracy": accuracy}
+                for source, accuracy in zip(self.sources, self.accuracies, strict=True)
+            ],
+            "mean": self.mean,
+            "deviation": self.deviation,
+            "interval": self.interval,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """difference: of the means, in points. over_trainings: Welch's interval; None where a side has one network.
+    over_samples: of the bootstrap; None where a network does not say which samples it gets right."""
+
+    ours: Side
+    theirs: Side
+    difference: float
+    over_trainings: Interval | None
+    over_samples: Interval | None
+    samples: int | None
+
+    def __str__(self) -> str:
+        lines = [f"{name:8}{_described(side)}" for name, side in (("ours", self.ours), ("theirs", self.theirs))]
+        lines.append(f"ours - theirs: {self.difference:+.3f} points")
+        percent = f"{100 * CONFIDENCE:.0f} %"
+        if self.over_trainings is None:
+            lines.append("over trainings: not known, each side needs two or more")
+        else:
+            lines.append(f"over trainings, {percent}: {_shown(self.over_trainings)} (Welch)")
+        if self.over_samples is None:
+            lines.append(
+                "over test samples: not known, an older file does not say which samples are right: train, or analyse, again"
+            )
+        else:
+            lines.append(
+                f"over test samples, {percent}: {_shown(self.over_samples)} (paired bootstrap, {self.samples:,} samples)"
+            )
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ours": self.ours.to_dict(),
+            "theirs": self.theirs.to_dict(),
+            "difference": self.difference,
+            "confidence": CONFIDENCE,
+            "over_trainings": self.over_trainings,
+            "over_samples": self.over_samples,
+            "samples": self.samples,
+        }
+
+
+def _shown(interval: Interval) -> str:
+    return f"{interval[0]:+.3f} to {interval[1]:+.3f}"
+
+
+def _described(side: Side) -> str:
+    count = len(side.accuracies)
+    each = ", ".join(f"{accuracy:.2f}" for accuracy in side.accuracies)
+    if side.interval is None:
+        return f"{side.mean:.3f} %, one training"
+    low, high = side.interval
+    return f"{side.mean:.3f} % of {count} trainings ({each}), {100 * CONFIDENCE:.0f} %: {low:.3f} to {high:.3f}"
+
+
+def compare(ours: Sequence[Result], theirs: Sequence[Result], in_float: bool = False, seed: int = 0) -> Comparison:
+    """Ours minus theirs. in_float: accuracies of the trained networks, also where a deployed one was measured."""
+    datasets = {str(result.record["dataset"]) for result in (*ours, *theirs)}
+    if len(datasets) > 1:
+        raise LbqError(f"results of several datasets cannot be compared: {', '.join(sorted(datasets))}")
+    first, second = (_side(some, in_float) for some in (ours, theirs))
+    samples = None
+    over_samples = None
+    if first.right is not None and second.right is not None:
+        if len(first.right) != len(second.right):
+            raise LbqError(f"one side was tested on {len(first.right)} samples, the other on {len(second.right)}")
+        samples = len(first.right)
+        over_samples = bootstrap(100 * (first.right - second.right), seed)
+    return Comparison(first, second, first.mean - second.mean, welch(first, second), over_samples, samples)
+
+
+def _side(results: Sequence[Result], in_float: bool) -> Side:
+    if not results:
+        raise LbqError("each side of a comparison needs at least one result")
+    accuracies, rights = [], []
+    for result in results:
+        if result.limited:
+            raise LbqError(
+                f"{result.source} was tested on a part of its test set (data.limit): it compares with nothing"
+            )
+        on_integers = not in_float and result.integer_accuracy is not None
+        accuracy = result.integer_accuracy if on_integers else result.accuracy
+        if accuracy is None:
+            raise LbqError(f"{result.source} has no test accuracy: it was not tested, or is not finished")
+        accuracies.append(accuracy)
+        rights.append(_right(result, on_integers))
+    sizes = {len(right) for right in rights if right is not None}
+    if len(sizes) > 1:
+        raise LbqError(f"results of test sets of {' and '.join(map(str, sorted(sizes)))} samples cannot be compared")
+    known = [right for right in rights if right is not None]
+    mean = np.mean(known, axis=0) if len(known) == len(rights) else None
+    return Side(tuple(result.source for result in results), tuple(accuracies), mean)
+
+
+def _right(result: Result, on_integers: bool) -> NDArray[np.bool_] | None:
+    """Which samples a network gets right, where that is known."""
+    if on_integers:
+        whole = (a.outcomes for a in result.analyses if a.deployed and a.of_test_set and a.outcomes is not None)
+        stored = next(whole, None)
+    else:
+        stored = result.record.get("outcomes")
+    return None if stored is None else unpacked(stored, result.source)
+
+
+# Statistics
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def welch(ours: Side, theirs: Side) -> Interval | None:
+    """Of the difference of two means, whose deviations may differ (B. L. Welch, 1947)."""
+    if ours.deviation is None or theirs.deviation is None:
+        return None
+    parts = [side.deviation**2 / len(side.accuracies) for side in (ours, theirs) if side.deviation is not None]
+    variance, difference = sum(parts), ours.mean - theirs.mean
+    if not variance:
+        return difference, difference
+    squares = zip(parts, (ours, theirs), strict=True)
+    freedom = variance**2 / sum(part**2 / (len(side.accuracies) - 1) for part, side in squares)
+    half = student(freedom) * math.sqrt(variance)
+    return difference - half, difference + half
+
+
+def student(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """The t that so many degrees of freedom stay within by this probability, on both sides of 0."""
+    points, weights = np.polynomial.legendre.leggauss(NODES)
+
+    def within(angle: float) -> float:
+        """With t = sqrt(freedom) tan(angle), Student's density becomes cos(angle)^(freedom - 1)."""
+        angles = angle * (points + 1) / 2
+        return float((np.cos(angles) ** (freedom - 1) * weights).sum() * angle / 2)
+
+    whole = within(math.pi / 2)
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < confidence * whole else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def bootstrap(differences: NDArray[np.float64], seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """Of the mean of differences, one for each sample, by drawing as many samples again and again (B. Efron, 1979)."""
+    random, n = np.random.default_rng(seed), len(differences)
+    means = []
+    for start in range(0, resamples, RESAMPLED_AT_A_TIME):
+        drawn = random.integers(0, n, (min(RESAMPLED_AT_A_TIME, resamples - start), n))
+        means.append(differences[drawn].mean(1))
+    outside = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(np.concatenate(means), (outside, 100 - outside))
+    return float(low), float(high)

@@ -1,0 +1,161 @@
+"""Differences between networks: intervals over trainings and over test samples."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lbq.counting.deployed_counts import analyze
+from lbq.counting.outcomes import packed, unpacked
+from lbq.data.testset import open_test
+from lbq.engine import load
+from lbq.errors import LbqError
+from lbq.results.compare import Side, bootstrap, compare, student, welch
+from lbq.results.gather import gather
+from lbq.runs.records import read
+from tests.support.commands import Call
+from tests.support.report_runs import record, runs_folder
+
+# two-sided, 95 %: W. S. Gosset's table, as every textbook has it
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 10: 2.228, 30: 2.042, 120: 1.980}
+
+
+@pytest.mark.parametrize("freedom", STUDENT)
+def test_students_t(freedom: int) -> None:
+    assert student(freedom) == pytest.approx(STUDENT[freedom], abs=6e-4)
+
+
+def test_students_t_between_whole_numbers_and_far_out() -> None:
+    assert STUDENT[2] < student(1.5) < STUDENT[1]
+    assert student(1e6) == pytest.approx(1.959966, abs=1e-4)
+    assert student(7, 0.99) == pytest.approx(3.499, abs=6e-4)
+
+
+def side(*accuracies: float) -> Side:
+    return Side(tuple(map(str, range(len(accuracies)))), accuracies, None)
+
+
+def test_welchs_interval() -> None:
+    """Against the formula written out for three and three."""
+    ours, theirs = side(97.3, 97.5, 97.1), side(96.9, 97.0, 97.1)
+    a, b = 0.2**2 / 3, 0.1**2 / 3
+    half = student((a + b) ** 2 / (a**2 / 2 + b**2 / 2)) * math.sqrt(a + b)
+    assert welch(ours, theirs) == pytest.approx((0.3 - half, 0.3 + half))
+    low, high = ours.interval or (0, 0)
+    assert (high - low) / 2 == pytest.approx(4.3027 * 0.2 / math.sqrt(3), abs=1e-4)
+    assert welch(side(97.0), theirs) is None
+    assert side(97.0).interval is None
+    assert welch(side(97.0, 97.0), side(96.0, 96.0)) == (1.0, 1.0)
+
+
+def test_the_bootstrap_has_the_width_of_the_normal_interval() -> None:
+    random = np.random.default_rng(1)
+    ours, theirs = random.random(10_000) < 0.97, random.random(10_000) < 0.96
+    differences = 100.0 * (ours.astype(float) - theirs)
+    low, high = bootstrap(differences)
+    half = 1.96 * differences.std() / 100
+    assert (low + high) / 2 == pytest.approx(differences.mean(), abs=0.01)
+    assert (high - low) / 2 == pytest.approx(half, rel=0.05)
+    assert bootstrap(differences) == (low, high)  # the same seed
+    assert bootstrap(differences, seed=1) == pytest.approx((low, high), abs=0.03)
+    paired = np.where(np.arange(10_000) < 9_700, 0.0, 100.0)  # the second fails where the first does, and on 3 % more
+    assert bootstrap(paired)[0] > 2.5
+
+
+def stored(folder: Path, name: str, accuracy: float, right: Any, **changes: Any) -> Path:
+    made = record(test_accuracy=accuracy, outcomes=packed(np.array(right)), weights_sha256=name * 64, **changes)
+    made["config"] = {**made["config"], "name": name}
+    made.pop("analysis", None)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(made))
+    return path
+
+
+def test_ours_minus_theirs(tmp_path: Path) -> None:
+    right = np.arange(600) % 10 > 0
+    paths = [
+        stored(tmp_path, "a", 90.0, right),
+        stored(tmp_path, "b", 91.0, right, seed=1),
+        stored(tmp_path, "c", 80.0, np.arange(600) % 5 > 0),
+        stored(tmp_path, "d", 80.5, np.arange(600) % 5 > 0, seed=1),
+    ]
+    made = compare(gather(paths[:2]).finished, gather(paths[2:]).finished)
+    assert made.difference == pytest.approx(10.25)
+    assert made.samples == 600
+    assert made.over_trainings is not None
+    assert made.over_samples is not None
+    assert made.over_samples[0] < 10.0 < made.over_samples[1]
+    text = str(made)
+    assert text.startswith("ours    90.500 % of 2 trainings (90.00, 91.00), 95 %: ")
+    assert "ours - theirs: +10.250 points\nover trainings, 95 %: +" in text
+    assert text.endswith("(paired bootstrap, 600 samples)")
+    one = compare(gather(paths[:1]).finished, gather(paths[2:3]).finished)
+    assert one.over_trainings is None
+    assert "over trainings: not known, each side needs two or more" in str(one)
+
+
+def test_what_compares_with_nothing_is_refused(tmp_path: Path) -> None:
+    right = np.arange(600) % 10 > 0
+    good = gather([stored(tmp_path, "a", 90.0, right)]).finished
+    other = gather([stored(tmp_path, "b", 90.0, right, dataset="cifar10")]).finished
+    with pytest.raises(LbqError, match="several datasets cannot be compared: cifar10, digits"):
+        compare(good, other)
+    with pytest.raises(LbqError, match="needs at least one result"):
+        compare(good, [])
+    fewer = gather([stored(tmp_path, "c", 90.0, right[:599])]).finished
+    with pytest.raises(LbqError, match="one side was tested on 600 samples, the other on 599"):
+        compare(good, fewer)
+    with pytest.raises(LbqError, match="test sets of 599 and 600 samples cannot be compared"):
+        compare([*good, *fewer], good)
+    part = stored(tmp_path, "d", 90.0, right)
+    made = json.loads(part.read_text())
+    made["config"]["data"]["limit"] = 100
+    part.write_text(json.dumps(made))
+    with pytest.raises(LbqError, match=r"d.json was tested on a part of its test set \(data.limit\)"):
+        compare(good, gather([part]).finished)
+    untested = gather([stored(tmp_path, "e", 90.0, right)]).finished
+    untested[0].record["test_accuracy"] = None
+    with pytest.raises(LbqError, match="e.json has no test accuracy"):
+        compare(good, untested)
+
+
+def test_a_training_says_which_test_samples_are_right() -> None:
+    made = read(runs_folder() / "lbq-0")
+    right = unpacked(made["outcomes"], "lbq-0")
+    assert len(right) == 599
+    assert 100 * right.mean() == pytest.approx(made["test_accuracy"])
+
+
+def test_an_analysis_of_a_deployed_network_says_it_too() -> None:
+    test, net = open_test("digits"), load(runs_folder() / "lbq-0" / "model.lbq")
+    whole = analyze(net, test, membranes=7)
+    assert whole.outcomes is not None
+    right = unpacked(whole.outcomes, "analysis")
+    assert test.labels is not None
+    np.testing.assert_array_equal(right, net.run(test.read(0, test.size)).predictions == test.labels)
+    part = analyze(net, test, limit=10)
+    assert part.outcomes is not None
+    assert part.outcomes["samples"] == 10
+    assert type(whole).from_dict(json.loads(json.dumps(whole.to_dict()))).outcomes == whole.outcomes
+
+
+def test_the_command(call: Call, tmp_path: Path) -> None:
+    root = runs_folder()
+    runs = [str(root / name) for name in ("lbq-0", "lbq-1")]
+    out = call.json("compare", *runs, "--against", str(root / "ann"))
+    assert len(out["ours"]["networks"]) == 2
+    assert out["samples"] == 599
+    assert out["over_trainings"] is None
+    assert out["over_samples"][0] < out["difference"] < out["over_samples"][1]
+    assert "paired bootstrap, 599 samples" in call.printed("compare", *runs, "--against", str(root / "ann"), "--float")
+    old = record()
+    old.pop("outcomes")
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    printed = call.printed("compare", str(tmp_path / "old.json"), "--against", str(root / "ann"))
+    assert "over test samples: not known, an older file does not say" in printed
+    assert "--against" in call.refused("compare", runs[0])
