@@ -159,3 +159,7 @@ def test_the_command(call: Call, tmp_path: Path) -> None:
     printed = call.printed("compare", str(tmp_path / "old.json"), "--against", str(root / "ann"))
     assert "over test samples: not known, an older file does not say" in printed
     assert "--against" in call.refused("compare", runs[0])
+    assert "half is not finished: leave it out" in call.refused("compare", str(root / "half"), "--against", runs[0])
+    alone = tmp_path / "model.lbq"
+    alone.write_bytes((root / "lbq-0" / "model.lbq").read_bytes())
+    assert "has no accuracy to compare: give a run" in call.refused("compare", str(alone), "--against", runs[0])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lbq.counting.technology import Technology
     from lbq.data.testset import TestSet
     from lbq.engine import Network
+    from lbq.results.result import Result
 
 Data = Annotated[
     str | None,
@@ -232,11 +233,24 @@ def compare(
 ) -> None:
     """The difference between two kinds of networks in test accuracy, with its uncertainty over trainings and test samples."""
     from lbq.results.compare import compare as compared
+
+    comparison = compared(_finished(ours), _finished(against), in_float, seed)
+    print_result(as_json, comparison.to_dict(), lambda: render.print_line(str(comparison)))
+
+
+def _finished(paths: list[Path]) -> list[Result]:
+    """The results at these paths, none of which may be without one."""
     from lbq.results.gather import gather
 
-    first, second = (gather(paths, _read_run).finished for paths in (ours, against))
-    comparison = compared(first, second, in_float, seed)
-    print_result(as_json, comparison.to_dict(), lambda: render.print_line(str(comparison)))
+    gathered = gather(paths, _read_run)
+    render.render_twins(gathered)
+    if gathered.unfinished:
+        raise LbqError(f"{gathered.unfinished[0].source} is not finished: leave it out, or train it to its end")
+    if not gathered.finished:
+        raise LbqError(
+            f"{paths[0]} has no accuracy to compare: give a run folder, a record, or what lbq analyze MODEL --data DIR wrote"
+        )
+    return gathered.finished
 
 
 def _read_run(folder: Path) -> dict[str, Any]:

@@ -29,8 +29,11 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Side:
-    """Some networks of one kind, one for each training. sources: their files. accuracies: in percent. right: samples by their order, the mean over
-    the networks; None where one of them does not say it."""
+    """Some networks of one kind, one for each training.
+
+    sources: their files. accuracies: in percent. right: samples by their order, the mean over the networks; None where one of
+    them does not say it.
+    """
 
     sources: tuple[str, ...]
     accuracies: tuple[float, ...]
