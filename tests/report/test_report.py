@@ -472,14 +472,16 @@ def test_the_documented_commands_work_in_their_order(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    folders = {"RUN": "run", "ANN": "ann"}
     shutil.copytree(runs_folder() / "lbq-0", "run")
+    shutil.copytree(runs_folder() / "ann", "ann")
     shutil.copy("run/model.lbq", "model.lbq")
     Path("engine_speed.json").write_text(json.dumps(BENCHMARK))
     block = (ROOT / "docs" / "howto" / "analyse.md").read_text().partition("```sh\n")[2].partition("```")[0]
     commands = [line.partition("#")[0].split()[1:] for line in block.splitlines()]
-    assert [command[0] for command in commands] == ["analyze", "account", "record", "report", "report"]
+    assert [command[0] for command in commands] == ["analyze", "account", "record", "compare", "report", "report"]
     for command in commands:
-        code, _, err = call(*("run" if word == "RUN" else word for word in command))
+        code, _, err = call(*(folders.get(word, word) for word in command))
         assert code == 0, err
 
 
