@@ -14,6 +14,7 @@ from lbq.config import DATASETS
 from lbq.data import dataset
 from lbq.data.dataset import Dataset, Inputs, Samples
 from lbq.data.registry import FILES, REGISTRY
+from lbq.data.testset import load_whole
 from lbq.errors import DataError
 from tests.support.reading import RNG
 
@@ -62,3 +63,8 @@ def test_every_dataset_of_a_configuration_is_registered() -> None:
     assert {name for name, dataset in REGISTRY.items() if dataset.load is None} == set(FILES)
     titles = [dataset.title for dataset in REGISTRY.values()]
     assert len(set(titles)) == len(titles)
+    for name in ("imagenet", "svhn"):
+        with pytest.raises(
+            DataError, match=f"^{name} is no dataset that lies in memory: scan_files opens imagenet and fol"
+        ):
+            load_whole(name, "")

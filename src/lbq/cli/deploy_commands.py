@@ -53,13 +53,13 @@ def deploy(
         if levels.resolve() == out.resolve():
             raise LbqError(f"--levels {levels} is the file of the network: give another name")
     if is_deployed(run):
+        before = _load_deployed(run)
         if bits is not None or stream or changes or not (timesteps or noise):
-            _load_deployed(run)
             raise LbqError(
                 f"{run} is deployed already, and only --timesteps and --noise can change it: for the rest, deploy its run"
             )
         _refuse_itself(out, run)
-        network, remark = _changed(run, timesteps, noise)
+        network, remark = _changed(before, timesteps, noise)
     else:
         from lbq.deploy import deploy_run
         from lbq.runs.run_folder import load_config
@@ -71,17 +71,14 @@ def deploy(
     print_result(as_json, facts, lambda: render_deployed(facts))
 
 
-def _changed(model: Path, timesteps: int | None, noise: bool) -> tuple[Network, str | None]:
+def _changed(before: Network, timesteps: int | None, noise: bool) -> tuple[Network, str | None]:
     """A deployed network over other timesteps, or with golden inputs of noise; and what to know about it."""
-    before = _load_deployed(model)
     after = before if timesteps is None else before.over(timesteps)
     after = after.with_noise() if noise else after
     if before.network.exits is None or after.network.exits is not None:
         return after, None
-    return (
-        after,
-        f"its margins to stop early were for {before.network.timesteps} timesteps: lbq exits chooses others",
-    )
+    remark = f"its margins to stop early were for {before.network.timesteps} timesteps: lbq exits chooses others"
+    return after, remark
 
 
 def _written(network: Network, out: Path, levels: Path | None) -> dict[str, Any]:

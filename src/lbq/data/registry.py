@@ -14,6 +14,7 @@ from lbq.data.dataset import Dataset
 from lbq.data.events import datasets
 from lbq.data.idx import load_idx
 from lbq.data.user_arrays import load_own
+from lbq.errors import ConfigError
 
 Kind = Literal["images", "files", "events"]
 
@@ -54,7 +55,10 @@ def _images(load: Callable[[Path], Dataset]) -> Callable[[Path, Frames], Dataset
 
 def _events(load: Callable[..., Dataset]) -> Callable[[Path, Frames], Dataset]:
     def loaded(folder: Path, frames: Frames) -> Dataset:
-        return load(folder, frames.timesteps, (frames.size, frames.size) if frames.size else None, frames.form)
+        try:
+            return load(folder, frames.timesteps, (frames.size, frames.size) if frames.size else None, frames.form)
+        except ValueError as error:  # sizes that no frame can have
+            raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
 
     return loaded
 

@@ -18,7 +18,7 @@ from lbq.data.arrays import Arrays, load_archive
 from lbq.data.dataset import Dataset, Inputs
 from lbq.data.folder import scan_folder
 from lbq.data.image_files import FileIndex, load_eval
-from lbq.data.registry import EVENTS, FILES, REGISTRY, Frames
+from lbq.data.registry import FILES, REGISTRY, Frames
 from lbq.data.shards import scan_shards
 from lbq.data.user_arrays import bytes_hint, check_names
 from lbq.errors import ConfigError, DataError, nearest
@@ -38,15 +38,11 @@ def load_whole(
     name: str, root: Path | str, timesteps: int = 1, size: int = 0, frames: str = "count", window_ms: int = 1000
 ) -> Dataset:
     """A dataset of images in memory, or of event frames; the arguments are those of a configuration's [data]."""
+    known = REGISTRY.get(name)
+    if known is None or known.load is None:
+        raise DataError(f"{name} is no dataset that lies in memory: scan_files opens {' and '.join(FILES)}")
     folder = Path() if name == "digits" else _folder(name, root)  # digits are part of lbq
-    load = REGISTRY[name].load
-    assert load is not None, f"{name} does not lie in memory: scan_files"
-    try:
-        return load(folder, Frames(timesteps, size, frames, window_ms))
-    except ValueError as error:  # sizes that no frame can have
-        if name not in EVENTS:
-            raise
-        raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
+    return known.load(folder, Frames(timesteps, size, frames, window_ms))
 
 
 def scan_files(name: str, root: Path | str) -> FileIndex:

@@ -118,8 +118,9 @@ class Network:
                 progress(len(out.logits))
             return out
         with self.unchanged():
-            if engine == "cuda" or cuda.takes(engine, x.shape[0 if self.network.static else 1]):
+            if cuda.takes(engine, x.shape[0 if self.network.static else 1]):
                 return self.on_device("cuda").run(x, trace, progress)
+            assert engine != "cuda"
             return self._on_cpu().run(x, engine, trace, threads, backend, progress)
 
     def stages(self) -> tuple[Network, ...]:
