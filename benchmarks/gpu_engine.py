@@ -1,13 +1,14 @@
 """Integer inference on one GPU, in one run:
 
-    python benchmarks/gpu_engine.py MODEL.lbq [part ...] [--data DIR] [--json FILE]
+    python benchmarks/gpu_engine.py MODEL.lbq [part ...] [--data DIR] [--only TEXT] [--json FILE]
 
 Parts: `check` (all levels of 64 random images against both engines of the CPU; with --data those of all test images
 against its native one), `speed` (images a second from uint8 images in the host's memory to logits there, at several
 batches), `rivals` (the float network and its ANN in bfloat16, as they are and under torch.compile, and an int8 ANN on the
 same kernels), `exits` (the test images with early exit, by a margin that lets 0.2 % of training images go on; needs
 --data), `energy` (joules an image by the card's counter, of all these), `layers` (time and operations a second of every
-layer), `tune` (the same for other tiles). Without a part, the first two.
+layer), `tune` (the same for other tiles). Without a part, the first two. With --only, `rivals` and `energy` leave out what
+has not this text in its name.
 
 Figures are medians over five windows of at least two seconds; compilation and the recording of CUDA graphs are left out.
 """
@@ -43,6 +44,7 @@ BATCHES = (1, 8, 64, 1024)
 WINDOWS, SECONDS = 5, 2.0
 SHARE_GOING_ON, CALIBRATION_IMAGES = 0.002, 5000
 RESULTS: dict[str, Any] = {}
+given = argparse.Namespace(only="")
 Call = Callable[[], object]
 
 
@@ -141,8 +143,12 @@ def int8_ann(net: Network) -> IntegerNetwork:
     return replace(network, layers=tuple(layers))
 
 
+def named(calls: Iterator[tuple[str, Call]]) -> Iterator[tuple[str, Call]]:
+    return ((name, call) for name, call in calls if given.only in name)
+
+
 def show_rivals(net: Network, _: str | None) -> None:
-    for name, call in rivals(net, ("as it is", "torch.compile")):
+    for name, call in named(rivals(net, ("as it is", "torch.compile"))):
         show(f"{name}, batch 1024", rate(call, 1024))
 
 
@@ -167,7 +173,7 @@ def rivals(net: Network, ways: tuple[str, ...]) -> Iterator[tuple[str, Call]]:
 
 
 def energy(net: Network, data: str | None) -> None:
-    for name, call in chain(ours(net, data), rivals(net, ("torch.compile",))):
+    for name, call in named(chain(ours(net, data), rivals(net, ("torch.compile",)))):
         measured = measure_energy(lambda call=call: (call(), 1024)[1], CardMeter())
         RESULTS[f"{name}, energy"] = asdict(measured)
         print(
@@ -270,8 +276,9 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=["check", "speed"])
     parser.add_argument("--data", metavar="DIR")
+    parser.add_argument("--only", default="", metavar="TEXT")
     parser.add_argument("--json")
-    given = parser.parse_args()
+    parser.parse_args(namespace=given)
     net = engine.load(given.model)
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     for part in given.parts:
