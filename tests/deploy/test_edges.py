@@ -160,11 +160,13 @@ def test_many_small_weights_are_not_taken_for_none() -> None:
     layer = Layer("sn", (synapse,), np.full(2, 0.5), (2, 1, 1))
     unit = shared_unit(layer, np.full(2, 0.5), 8, {"conv": 5})
     assert np.abs(integer_weights(synapse, unit, 8).weight[1]).min() > 100
-    weight[1] = 0.5 / 1e6  # and these are none, so that the bias sets the unit
-    assert shared_unit(layer, np.full(2, 0.5), 8, {"conv": 5})[1] == pytest.approx(0.5 / (5 * 127 + 0.5 * 127))
+    weight[1] = 0.5 / 1e6  # and these are none, so that the bias sets the unit, a power of two of the step
+    wanted = 0.5 / (5 * 127 + 0.5 * 127)
+    assert wanted < shared_unit(layer, np.full(2, 0.5), 8, {"conv": 5})[1] == 2.0**-10 < 2 * wanted
     shortcut = Synapse("id", "a", "identity", np.full(2, 2.0), (2, 1, 1), (2, 1, 1), absorbed=True)  # or a shortcut
     unit = shared_unit(replace(layer, synapses=(synapse, shortcut)), np.full(2, 0.5), 8, {"conv": 5, "id": 7})
-    assert unit[1] == pytest.approx(14.5 / (127 * (5 + 14.5)))
+    wanted = 14.5 / (127 * (5 + 14.5))
+    assert wanted < unit[1] == 2.0**-7 < 2 * wanted
 
 
 @pytest.mark.parametrize(("part", "kept"), [(2.5, True), (10, True), (60, True), (70, False), (1000, False)])
@@ -182,8 +184,8 @@ def test_no_weights_are_dropped_that_move_a_membrane_by_a_64th_of_a_step(part: f
     assert lost < step / 64
     if kept:
         assert lost < step / 1000
-    else:  # then it takes no more fractional bits than the other: its bias is as large as the other's currents
-        assert 50 / unit[1] == pytest.approx(20 * 5 / unit[0])
+    else:  # then it takes no more fractional bits than the other: its bias is no larger than the other's currents
+        assert 0.5 < (50 / unit[1]) / (20 * 5 / unit[0]) <= 1
 
 
 def test_small_weights_of_pixels_keep_their_digits() -> None:

@@ -248,8 +248,9 @@ def shared_unit(layer: Layer, step: Array, bits: int, largest: Mapping[str, int]
     place of convolutions, the largest of their factors.
 
     It is no finer than step / 2^(bits + 8). Where pixels come in, that holds for a current: pixels count to 255, levels to
-    a few only. A channel is pruned where its weights are below that and do not matter even together. Its unit makes its
-    bias and shortcuts no larger than the currents of other channels: it must not take fractional bits from them.
+    a few only. A channel is pruned where its weights are below that and do not matter even together, or where it has none.
+    Its unit makes its bias and shortcuts no larger than the currents of other channels: it must not take fractional bits
+    from them.
 
     largest: for each synapse, the largest level that it reads.
     """
@@ -269,7 +270,16 @@ def shared_unit(layer: Layer, step: Array, bits: int, largest: Mapping[str, int]
     unit = np.maximum(least, heaviest / largest_weight(bits))
     pruned = (heaviest / largest_weight(bits) < least) & (weighted < step / NEGLIGIBLE_PART)
     most = ((weighted + steady) / unit)[~pruned].max() if not pruned.all() else 2**CURRENT_BITS_WITHOUT_WEIGHTS
-    return np.asarray(np.where(pruned, np.maximum(unit, steady / most), unit), np.float64)
+    return np.where(pruned, _halved_step(step, np.maximum(unit, steady / most)), unit)
+
+
+def _halved_step(step: Array, least: Array) -> Array:
+    """The smallest power of two times the step that is at least so much.
+
+    Thresholds are then exact, and so are the constants of shortcuts from a neuron with the same step, whose levels often
+    add up to a threshold: rounded apart, the sum would miss it.
+    """
+    return np.asarray(step * 2.0 ** np.ceil(np.log2(least / step)), np.float64)
 
 
 def _unit_of_products(layer: Layer, step: Array, largest: Mapping[str, int], steady: Array) -> Array:
@@ -286,7 +296,7 @@ def _unit_of_products(layer: Layer, step: Array, largest: Mapping[str, int], ste
     pruned = factors * most < step / NEGLIGIBLE_PART
     unit = np.where(pruned, step, factors)
     top = (steady / unit)[~pruned].max() if not pruned.all() else 2**CURRENT_BITS_WITHOUT_WEIGHTS
-    return np.asarray(np.where(pruned, np.maximum(step / LEAST_THRESHOLD, steady) / top, unit), np.float64)
+    return np.where(pruned, _halved_step(step, np.maximum(step / LEAST_THRESHOLD, steady) / top), unit)
 
 
 def largest_weight(bits: int) -> int:
