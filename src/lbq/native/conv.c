@@ -16,6 +16,7 @@
 #define UNIT_PIXELS 64         /* of a thread by itself */
 #define DENSE_PIXELS 256       /* of a unit of the dense method */
 #define LINE 64                /* bytes of cache: tiles of levels do not lie across two */
+#define QUAD_OUTPUTS 64
 #define REGION_PIXELS 16       /* gathered by one thread, and */
 #define CHUNK_PIXELS 32        /* run by one, where threads work together */
 
@@ -24,7 +25,7 @@ static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct run {
-    const struct lbq_conv *c;
+    const struct lbq_conv *c, *next; /* next: the convolution behind it, or NULL */
     int threads;
     const struct lbq_kernels *k;
     int failed;
@@ -79,6 +80,35 @@ static void form_unit(void *context, int64_t unit) {
     count(&c->counts[3], active);
 }
 
+static int64_t blocks_of(const struct lbq_conv *c) {
+    return up(c->outputs, c->method == LBQ_DENSE ? QUAD_OUTPUTS : c->block);
+}
+
+/* A block of weights as the method reads them, or nothing. */
+static struct lbq_span block_of(const struct lbq_conv *c, int64_t block) {
+    int dense = c->method == LBQ_DENSE;
+    const uint8_t *weights = dense ? (const uint8_t *)c->quads : c->bytes;
+    int64_t rows = dense ? c->kh * c->kw * up(c->inputs, 4) * 4 : c->kh * c->kw * c->inputs + 1;
+    int64_t bytes = rows * (dense ? QUAD_OUTPUTS : c->block);
+    if (!weights) return (struct lbq_span){c->levels, c->levels};
+    return (struct lbq_span){weights + block * bytes, weights + (block + 1) * bytes};
+}
+
+/* What a thread reads after a block: its next one, or else its first of the next convolution. Each of so many threads takes
+ * neighbouring blocks. */
+static struct lbq_span soon_after(const struct run *r, int64_t block, int threads) {
+    int64_t blocks = blocks_of(r->c), me = block * threads / blocks;
+    if ((block + 1) * threads / blocks == me) return block_of(r->c, block + 1);
+    if (!r->next) return block_of(r->c, block);
+    return block_of(r->next, r->next->method == LBQ_DENSE ? 0 : me * blocks_of(r->next) / threads);
+}
+
+/* A part of it, in whole lines. */
+static struct lbq_span share_of(struct lbq_span whole, int64_t i, int64_t parts) {
+    int64_t lines = (whole.end - whole.from) / LINE;
+    return (struct lbq_span){whole.from + lines * i / parts * LINE, whole.from + lines * (i + 1) / parts * LINE};
+}
+
 /* Lists of some output pixels, gathered in regions that threads can fill side by side. */
 struct lists {
     uint16_t *ids;          /* a region begins at every `stride` entries */
@@ -100,7 +130,7 @@ static int open_lists(const struct run *r, struct lists *l, int64_t regions, int
 static void close_lists(struct lists *l) { free(l->ids), free(l->lengths), free(l->starts); }
 
 static struct lbq_pixel pixel_of(const struct run *r, const struct lists *l, int64_t i) {
-    struct lbq_pixel found = {l->ids + l->starts[i], l->lengths + i * r->slots};
+    struct lbq_pixel found = {l->ids + l->starts[i], l->lengths + i * r->slots, {NULL, NULL}};
     return found;
 }
 
@@ -149,11 +179,13 @@ static void run_block(const struct run *r, const struct lists *l, int64_t block,
     uint32_t sums[2][LBQ_MAX_BLOCK];
     int64_t rest = c->outputs - block * c->block, pixels = c->out_height * c->out_width;
     int64_t later = r->kind == BY_PAIR ? c->apart * pixels * c->outputs : 0; /* the currents of the other timestep */
+    struct lbq_span soon = soon_after(r, block, r->threads);
     for (int64_t i = begin; i < end; i++) {
         int64_t at = l->first + i, image = image_of(r, r->first + at / pixels);
         int32_t *out = c->out + (image * pixels + at % pixels) * c->outputs + block * c->block;
         uint32_t *to = rest < c->block ? sums[0] : (uint32_t *)out, *then = rest < c->block ? sums[1] : to + later;
         struct lbq_pixel pixel = pixel_of(r, l, i);
+        pixel.soon = share_of(soon, i, l->pixels);
         if (later) r->k->pairs(c, &pixel, block, to, then);
         else (c->bytes ? r->k->run[r->kind] : r->k->wide)(c, &pixel, block, to);
         if (rest >= c->block) continue;
@@ -193,13 +225,11 @@ static void gather_unit(void *context, int64_t unit) {
     gather_region(t->r, &t->l, unit);
 }
 
-/* Units go through as many blocks at a time as there are threads, chunk by chunk. */
+/* Block by block: a thread's share of the units is neighbours, so it takes as few blocks as can be. */
 static void block_unit(void *context, int64_t unit) {
     const struct together *t = context;
-    int64_t threads = t->r->threads, first = unit / (threads * t->chunks) * threads;
-    int64_t abreast = min64(threads, t->blocks - first), within = unit - first * t->chunks;
-    int64_t begin = within / abreast * CHUNK_PIXELS;
-    run_block(t->r, &t->l, first + within % abreast, begin, min64(begin + CHUNK_PIXELS, t->l.pixels));
+    int64_t begin = unit % t->chunks * CHUNK_PIXELS;
+    run_block(t->r, &t->l, unit / t->chunks, begin, min64(begin + CHUNK_PIXELS, t->l.pixels));
 }
 
 static int run_together(struct run *r) {
@@ -260,7 +290,7 @@ static int run_pairs(struct run *r) {
     single.batch = c->apart, single.method = LBQ_BITPLANE;
     single.levels += paired * c->height * c->width * c->inputs;
     single.out += paired * c->out_height * c->out_width * c->outputs;
-    struct run last = {.c = &single, .threads = r->threads, .k = r->k};
+    struct run last = {.c = &single, .next = r->next, .threads = r->threads, .k = r->k};
     return (paired && run_lists(r)) || (steps % 2 && run_lists(&last));
 }
 
@@ -297,7 +327,7 @@ static void dense_unit(void *context, int64_t unit) {
     const struct lbq_conv *c = r->c;
     int64_t per_image = up(c->out_height, r->rows_each), image = unit / per_image, y0 = unit % per_image * r->rows_each;
     int64_t rows = min64(r->rows_each, c->out_height - y0), in_rows = (rows - 1) * c->stride_y + c->kh;
-    int quads = c->quads != NULL || c->tiles != NULL, offset = 0, width = quads ? 64 : 16;
+    int quads = c->quads != NULL || c->tiles != NULL, offset = 0, width = quads ? QUAD_OUTPUTS : 16;
 #if defined(LBQ_X86)
     offset = c->quads && c->is_signed ? 128 : 0; /* this instruction multiplies unsigned levels by signed weights */
 #endif
@@ -319,7 +349,8 @@ static void dense_unit(void *context, int64_t unit) {
         free(memory);
         return;
     }
-    for (int64_t block = 0; block * width < c->outputs; block++)
+    for (int64_t block = 0; block * width < c->outputs; block++) {
+        struct lbq_span soon = soon_after(r, block, 1);
         for (int64_t first = 0, pixels = rows * c->out_width; first < pixels; first += LBQ_DENSE_TILE) {
             int32_t sums8[LBQ_DENSE_TILE][64], sums16[LBQ_DENSE_TILE][16];
             const uint8_t *at8[LBQ_DENSE_TILE];
@@ -330,7 +361,8 @@ static void dense_unit(void *context, int64_t unit) {
                 if (quads) at8[i] = bytes + at;
                 else at16[i] = words + at;
             }
-            if (quads) r->k->dense_quads(c, at8, line, block, sums8);
+            struct lbq_span part = share_of(soon, first / LBQ_DENSE_TILE, up(pixels, LBQ_DENSE_TILE));
+            if (quads) r->k->dense_quads(c, at8, line, block, part, sums8);
             else r->k->dense_pairs(c, at16, line, block, sums16);
             int64_t outputs = min64(width, c->outputs - block * width);
             for (int64_t i = 0; i < LBQ_DENSE_TILE && first + i < pixels; i++) {
@@ -340,11 +372,12 @@ static void dense_unit(void *context, int64_t unit) {
                     to[j] = offset ? (int32_t)((uint32_t)sums[j] - 128u * (uint32_t)c->totals[block * width + j]) : sums[j];
             }
         }
+    }
     free(memory);
 }
 
-int lbq_conv(const struct lbq_conv *c, int threads) {
-    struct run r = {.c = c, .threads = threads, .k = LBQ_PICK(c->isa, &lbq_kernels)};
+int lbq_conv(const struct lbq_conv *c, int threads, const struct lbq_conv *next) {
+    struct run r = {.c = c, .next = next, .threads = threads, .k = LBQ_PICK(c->isa, &lbq_kernels)};
     memset(c->counts, 0, 5 * sizeof *c->counts);
     if (c->batch * c->out_height * c->out_width * c->outputs == 0) return 0;
     if (c->method == LBQ_PAIRS) return run_pairs(&r);

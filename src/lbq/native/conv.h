@@ -267,6 +267,11 @@ INLINE vw carry(vw *sum, vw a, vw b) {
 }
 #endif
 
+INLINE void fetch_line(struct lbq_span *soon) {
+    __builtin_prefetch(soon->from, 0, 2);
+    soon->from += soon->from < soon->end ? 64 : 0;
+}
+
 /* low and high of a row, added. */
 INLINE void add_row(vw *low, vw *high, vw x) {
 #if defined(LBQ_FOR_NEON)
@@ -277,9 +282,9 @@ INLINE void add_row(vw *low, vw *high, vw x) {
 }
 
 /* The sum of n rows as low and high. The last group is full, see lbq_pixel. fetch: rows are fetched ahead, those of entries
- * to come, or beyond the last. */
+ * to come, or beyond the last. With each group comes a line of the weights that are read soon. */
 INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n,
-                     vw *low, vw *high) {
+                     struct lbq_span *soon, vw *low, vw *high) {
 #if defined(LBQ_FOR_AVX512)
     vw ones[MAX_PARTS], twos[MAX_PARTS];
     UNROLL for (int v = 0; v < parts; v++) ones[v] = twos[v] = (vw){0};
@@ -293,6 +298,7 @@ INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int
             UNROLL for (int g = 0; g < LBQ_GROUP; g++)
                 UNROLL for (int line = 0; line < parts * BYTES; line += 64)
                     __builtin_prefetch(rows + ids[i + LBQ_AHEAD + g] * size + line);
+        fetch_line(soon);
         UNROLL for (int v = 0; v < parts; v++) {
             vw a = load_row(row[0] + v * BYTES), b = load_row(row[1] + v * BYTES);
             vw c = load_row(row[2] + v * BYTES), d = load_row(row[3] + v * BYTES);
@@ -383,6 +389,7 @@ INLINE void values_block(const struct lbq_conv *c, const struct lbq_pixel *p, in
                          int by_four, int planes, int largest, int signs, int fetch) {
     int64_t size = parts * BYTES, limit = most_rows(c->range), left = limit;
     const uint8_t *rows = c->bytes + block * (c->kh * c->kw * c->inputs + 1) * size;
+    struct lbq_span soon = p->soon;
     int fresh = 1;
     vw low[3][MAX_PARTS] = {0}, high[3][MAX_PARTS] = {0};
     for (int negative = 0; negative < signs; negative++, left = limit) {
@@ -394,7 +401,7 @@ INLINE void values_block(const struct lbq_conv *c, const struct lbq_pixel *p, in
             for (int64_t n = *length++, some; n > 0; n -= some) {
                 vw x[MAX_PARTS], y[MAX_PARTS];
                 some = n < left ? n : left;
-                sum_rows(parts, by_four, fetch, rows, size, ids, some, x, y);
+                sum_rows(parts, by_four, fetch, rows, size, ids, some, &soon, x, y);
                 UNROLL for (int k = 0; k < planes; k++)
                     if (value >> k & 1)
                         UNROLL for (int v = 0; v < parts; v++) low[k][v] += x[v], high[k][v] += y[v];
@@ -441,6 +448,7 @@ INLINE void planes_block(const struct lbq_conv *c, const struct lbq_pixel *p, in
     int64_t size = parts * BYTES, limit = most_rows(c->range);
     const uint8_t *rows = c->bytes + block * (c->kh * c->kw * c->inputs + 1) * size;
     const uint16_t *ids = p->ids;
+    struct lbq_span soon = p->soon;
     int signs = c->is_signed ? 2 : 1;
     uint32_t weighted = 0;
     memset(sums, 0, (size_t)size * sizeof *sums);
@@ -452,7 +460,7 @@ INLINE void planes_block(const struct lbq_conv *c, const struct lbq_pixel *p, in
             do {
                 int64_t some = n < limit ? n : limit;
                 vw low[MAX_PARTS], high[MAX_PARTS];
-                sum_rows(parts, by_four, ALWAYS_FETCH, rows, size, ids, some, low, high);
+                sum_rows(parts, by_four, ALWAYS_FETCH, rows, size, ids, some, &soon, low, high);
                 flush(parts, low, high, shift, negative, sums);
                 shift = 0, ids += LBQ_FULL(some), n -= some;
             } while (n > 0);
@@ -513,7 +521,7 @@ static void NAME(wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int6
 #if defined(LBQ_FOR_AVX512)
 __attribute__((target(LBQ_TARGET ",avx512vnni"))) static void NAME(dense_quads)(const struct lbq_conv *c,
                                                                      const uint8_t *const at[LBQ_DENSE_TILE],
-                                                                     int64_t line, int64_t block,
+                                                                     int64_t line, int64_t block, struct lbq_span soon,
                                                                      int32_t sums[LBQ_DENSE_TILE][64]) {
     int64_t quads = (c->inputs + 3) / 4;
     const int8_t *weights = c->quads + block * c->kh * c->kw * quads * 256;
@@ -523,6 +531,7 @@ __attribute__((target(LBQ_TARGET ",avx512vnni"))) static void NAME(dense_quads)(
     for (int64_t ky = 0; ky < c->kh; ky++)
         for (int64_t q = 0, offset = ky * line; q < c->kw * quads; q++, offset += 4, weights += 256) {
             __m512i w[4];
+            fetch_line(&soon);
             UNROLL for (int j = 0; j < 4; j++) w[j] = _mm512_loadu_si512(weights + 64 * j);
             UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++) {
                 int32_t four;
@@ -550,7 +559,7 @@ __attribute__((target(LBQ_TARGET ",avx512vnni"))) static void NAME(dense_quads)(
             __asm__ volatile("sdot %0.4s, %1.16b, %2.4b[" #l "]" : "+w"(acc[i][j]) : "w"(w), "w"(x[i])); \
     }
 static DOTPROD void NAME(dense_quads)(const struct lbq_conv *c, const uint8_t *const at[LBQ_DENSE_TILE], int64_t line,
-                                      int64_t block, int32_t sums[LBQ_DENSE_TILE][64]) {
+                                      int64_t block, struct lbq_span soon, int32_t sums[LBQ_DENSE_TILE][64]) {
     int64_t quads = (c->inputs + 3) / 4, taken = c->kw * quads;
     for (int part = 0; part < 64; part += 16) {
         const int8_t *weights = c->quads + block * c->kh * taken * 256 + part * 4;
@@ -561,6 +570,7 @@ static DOTPROD void NAME(dense_quads)(const struct lbq_conv *c, const uint8_t *c
             int64_t q = 0, offset = ky * line;
             int8x16_t x[LBQ_DENSE_TILE];
             for (; q + 4 <= taken; q += 4, offset += 16, weights += 4 * 256) {
+                fetch_line(&soon);
                 UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++) x[i] = vld1q_s8((const int8_t *)at[i] + offset);
                 LANE(0) LANE(1) LANE(2) LANE(3)
             }

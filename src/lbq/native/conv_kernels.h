@@ -35,11 +35,18 @@ struct lbq_window {
     int32_t longest[LBQ_MAX_SLOTS];
 };
 
+/* Weights that are read soon. While others are added, lines of them are fetched into the second cache: where a network's
+ * weights do not fit there, it would wait for most of them. */
+struct lbq_span {
+    const uint8_t *from, *end;
+};
+
 /* What one output pixel has to add: weight rows, slot after slot. Each slot is filled up to whole groups with the row
  * behind the last, which is zero; lengths are those before. */
 struct lbq_pixel {
     uint16_t *ids;
     int32_t *lengths;
+    struct lbq_span soon;
 };
 
 struct lbq_kernels {
@@ -66,7 +73,7 @@ struct lbq_kernels {
     /* Currents of a tile of pixels, whose padded inputs begin at `at`, for 64 (16) outputs; line: bytes (values) of one
      * padded row of inputs. */
     void (*dense_quads)(const struct lbq_conv *c, const uint8_t *const at[LBQ_DENSE_TILE], int64_t line, int64_t block,
-                        int32_t sums[LBQ_DENSE_TILE][64]);
+                        struct lbq_span soon, int32_t sums[LBQ_DENSE_TILE][64]);
     void (*dense_pairs)(const struct lbq_conv *c, const int16_t *const at[LBQ_DENSE_TILE], int64_t line, int64_t block,
                         int32_t sums[LBQ_DENSE_TILE][16]);
 };

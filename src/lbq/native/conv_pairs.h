@@ -92,6 +92,7 @@ INLINE void pairs_block(const struct lbq_conv *c, const struct lbq_pixel *p, int
     int64_t size = parts * BYTES, limit = 32767 / c->range & ~(LBQ_GROUP - 1);
     const uint8_t *rows = c->bytes + block * (c->kh * c->kw * c->inputs + 1) * size;
     const uint16_t *ids = p->ids;
+    struct lbq_span soon = p->soon;
     uint32_t weighted[2] = {0};
     vi sums[2][2 * MAX_PARTS][2];
     UNROLL for (int t = 0; t < 2; t++)
@@ -110,7 +111,7 @@ INLINE void pairs_block(const struct lbq_conv *c, const struct lbq_pixel *p, int
             UNROLL for (int i = 0; i < 2; i++) {
                 int64_t some = n[i] < limit ? n[i] : limit;
                 vw low[MAX_PARTS], high[MAX_PARTS];
-                sum_rows(parts, by_four, fetch, rows, size, from[i], some, low, high);
+                sum_rows(parts, by_four, fetch, rows, size, from[i], some, &soon, low, high);
                 UNROLL for (int v = 0; v < parts; v++) x[i][2 * v] = low[v] - (high[v] << 8), x[i][2 * v + 1] = high[v];
                 from[i] += LBQ_FULL(some), n[i] -= some;
             }
@@ -146,6 +147,7 @@ INLINE void pairs_block(const struct lbq_conv *c, const struct lbq_pixel *p, int
     int64_t size = parts * BYTES, most = 65535 / c->range, units[2] = {0};
     const uint8_t *rows = c->bytes + block * (c->kh * c->kw * c->inputs + 1) * size;
     const uint16_t *ids = p->ids;
+    struct lbq_span soon = p->soon;
     uint32_t weighted[2] = {0}, *sums[2] = {one, two};
     static const int32_t share[8] = {0, 65536, 32768, 21845, 16384, 13107, 10922, 9362}; /* 65536 / level */
     int fresh[2] = {1, 1};
@@ -156,7 +158,7 @@ INLINE void pairs_block(const struct lbq_conv *c, const struct lbq_pixel *p, int
         for (int64_t n = p->lengths[l], some; n > 0; n -= some) {
             vw x[MAX_PARTS], y[MAX_PARTS];
             some = n < limit ? n : limit;
-            sum_rows(parts, by_four, fetch, rows, size, ids, some, x, y);
+            sum_rows(parts, by_four, fetch, rows, size, ids, some, &soon, x, y);
             ids += LBQ_FULL(some);
             UNROLL for (int t = 0; t < 2; t++) {
                 if (!level[t]) continue;

@@ -115,7 +115,8 @@ enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_PAIRS };
 #define LBQ_MAX_COLUMNS 6
 #define LBQ_NO_LIST 255
 enum { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };
-int lbq_conv(const struct lbq_conv *call, int threads); /* 0, or 1 where memory ran out */
+/* 0, or 1 where memory ran out. next: the convolution behind it, whose first weights are fetched meanwhile, or NULL. */
+int lbq_conv(const struct lbq_conv *call, int threads, const struct lbq_conv *next);
 
 /* A layer of integer neurons over a sequence; mirrored by src/lbq/engine/neuron.py and defined there.
  * Arrays are [T * batch, sites, channels], bias [channels] or [sites, channels], thresholds [n_max, channels]. */

@@ -149,12 +149,18 @@ void lbq_histogram(const struct lbq_histogram *h) {
 /* Sequences
  * ------------------------------------------------------------------------------------------------------------------ */
 
+/* The first convolution from step i on, or NULL. */
+static const struct lbq_conv *next_conv(const struct lbq_step *steps, int64_t i, int64_t n) {
+    while (i < n && steps[i].kind != LBQ_STEP_CONV) i++;
+    return i < n ? steps[i].call : NULL;
+}
+
 int lbq_steps(const struct lbq_step *steps, int64_t n, int32_t threads) {
     for (int64_t i = 0; i < n; i++) {
         const void *call = steps[i].call;
         int failed = 0;
         switch (steps[i].kind) {
-            case LBQ_STEP_CONV: failed = lbq_conv(call, threads); break;
+            case LBQ_STEP_CONV: failed = lbq_conv(call, threads, next_conv(steps, i + 1, n)); break;
             case LBQ_STEP_NEURON: lbq_neuron(call, threads); break;
             case LBQ_STEP_ADD: add(call, threads); break;
             case LBQ_STEP_POOL: pool(call, threads); break;
