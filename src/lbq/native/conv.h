@@ -46,6 +46,19 @@ INLINE const uint8_t *row_at(const uint8_t *rows, int64_t size, uint16_t id) {
     return row;
 }
 
+#if defined(LBQ_FOR_NEON)
+/* By a load of its own: gcc makes pairs of loads of neighbours, which are slower on a Neoverse-N1. */
+INLINE vb load_once(const uint8_t *p) {
+    vb v;
+#if defined(__clang__)
+    memcpy(&v, p, sizeof v);
+#else
+    __asm__("ldr %q0, %1" : "=w"(v) : "m"(*(const uint8_t(*)[BYTES])p));
+#endif
+    return v;
+}
+#endif
+
 /* Lists
  * ------------------------------------------------------------------------------------------------------------------ */
 
@@ -281,6 +294,42 @@ INLINE void add_row(vw *low, vw *high, vw x) {
 #endif
 }
 
+#if defined(LBQ_FOR_NEON)
+/* The rows of a group, added to low and high, or their first (fresh): two of them are then added as bytes, without zeros. */
+INLINE void add_group(int parts, int by_four, int fresh, const uint8_t *rows, int64_t size, const uint16_t *ids, vw *low,
+                      vw *high) {
+    const uint8_t *row[LBQ_GROUP];
+    UNROLL for (int g = 0; g < LBQ_GROUP; g++) {
+        row[g] = row_at(rows, size, ids[g]);
+        __builtin_prefetch(rows + ids[g + LBQ_AHEAD] * size);
+    }
+    UNROLL for (int v = 0; v < parts; v++) {
+        vb x[LBQ_GROUP];
+        UNROLL for (int g = 0; g < LBQ_GROUP; g++)
+            x[g] = by_four ? (vb)load_row(row[g] + v * BYTES) : load_once(row[g] + v * BYTES);
+        int left = LBQ_GROUP; /* registers to add up */
+        if (by_four) x[0] += x[1], x[1] = x[2] + x[3], left = 2;
+        if (by_four && !fresh) x[0] += x[1], left = 1;
+        if (fresh) low[v] = vaddl_u8(vget_low_u8(x[0]), vget_low_u8(x[1])), high[v] = vaddl_high_u8(x[0], x[1]);
+        UNROLL for (int g = fresh ? 2 : 0; g < left; g++) add_row(&low[v], &high[v], (vw)x[g]);
+    }
+}
+
+/* The sum of n rows as low and high. The last group is full, see lbq_pixel. Rows of entries to come are always fetched, or
+ * those beyond the last. */
+INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n,
+                     vw *low, vw *high) {
+    const uint16_t *end = ids + LBQ_FULL(n);
+    (void)fetch;
+    __asm__("" : "+r"(rows)); /* one register, see row_at */
+    if (n == 0) {
+        UNROLL for (int v = 0; v < parts; v++) low[v] = high[v] = (vw){0};
+        return;
+    }
+    add_group(parts, by_four, 1, rows, size, ids, low, high);
+    while ((ids += LBQ_GROUP) < end) add_group(parts, by_four, 0, rows, size, ids, low, high);
+}
+#else
 /* The sum of n rows as low and high. The last group is full, see lbq_pixel. fetch: rows are fetched ahead, those of entries
  * to come, or beyond the last. With each group comes a line of the weights that are read soon. */
 INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n,
@@ -326,6 +375,7 @@ INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int
         }
 #endif
 }
+#endif
 
 /* What low and high hold, in the order of outputs. */
 INLINE void unpack(int parts, const vw *low, const vw *high, uint16_t *found) {
