@@ -409,6 +409,10 @@ INLINE void flush(int parts, const vw *low, const vw *high, int shift, int negat
 INLINE void flush_planes(int parts, int planes, vw low[][MAX_PARTS], vw high[][MAX_PARTS], uint32_t bias, int narrow,
                          int negative, int fresh, uint32_t *sums) {
     uint16_t found[3][LBQ_MAX_BLOCK];
+#if defined(LBQ_FOR_NEON) && defined(__clang__)
+    if (fresh) memset(sums, 0, (size_t)(parts * BYTES) * sizeof *sums); /* or clang makes no vectors of the loops below */
+    fresh = 0;
+#endif
     if (narrow) {
         UNROLL for (int k = planes - 2; k >= 0; k--)
             UNROLL for (int v = 0; v < parts; v++) {
