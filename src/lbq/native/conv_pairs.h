@@ -167,6 +167,12 @@ INLINE void pairs_block(const struct lbq_conv *c, const struct lbq_pixel *p, int
                     weighted[t] += (uint32_t)units[t], units[t] = 0;
                 }
                 units[t] += level[t] * some;
+#if defined(LBQ_FOR_NEON)
+                if (level[t] == 1) { /* products take longer, and one unit of two */
+                    UNROLL for (int v = 0; v < parts; v++) low[t][v] += x[v], high[t][v] += y[v];
+                    continue;
+                }
+#endif
                 UNROLL for (int v = 0; v < parts; v++) {
                     low[t][v] += x[v] * (uint16_t)level[t];
                     high[t][v] += y[v] * (uint16_t)level[t];
