@@ -280,11 +280,6 @@ INLINE vw carry(vw *sum, vw a, vw b) {
 }
 #endif
 
-INLINE void fetch_line(struct lbq_span *soon) {
-    __builtin_prefetch(soon->from, 0, 2);
-    soon->from += soon->from < soon->end ? 64 : 0;
-}
-
 /* low and high of a row, added. */
 INLINE void add_row(vw *low, vw *high, vw x) {
 #if defined(LBQ_FOR_NEON)
@@ -316,11 +311,11 @@ INLINE void add_group(int parts, int by_four, int fresh, const uint8_t *rows, in
 }
 
 /* The sum of n rows as low and high. The last group is full, see lbq_pixel. Rows of entries to come are always fetched, or
- * those beyond the last. */
+ * those beyond the last, and nothing else is: that was only measured on x86. */
 INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n,
-                     vw *low, vw *high) {
+                     struct lbq_span *soon, vw *low, vw *high) {
     const uint16_t *end = ids + LBQ_FULL(n);
-    (void)fetch;
+    (void)fetch, (void)soon;
     __asm__("" : "+r"(rows)); /* one register, see row_at */
     if (n == 0) {
         UNROLL for (int v = 0; v < parts; v++) low[v] = high[v] = (vw){0};
@@ -330,6 +325,11 @@ INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int
     while ((ids += LBQ_GROUP) < end) add_group(parts, by_four, 0, rows, size, ids, low, high);
 }
 #else
+INLINE void fetch_line(struct lbq_span *soon) {
+    __builtin_prefetch(soon->from, 0, 2);
+    soon->from += soon->from < soon->end ? 64 : 0;
+}
+
 /* The sum of n rows as low and high. The last group is full, see lbq_pixel. fetch: rows are fetched ahead, those of entries
  * to come, or beyond the last. With each group comes a line of the weights that are read soon. */
 INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n,
@@ -357,9 +357,6 @@ INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int
 #if defined(LBQ_FOR_AVX512)
                 vw two = carry(&ones[v], a, b), more = carry(&ones[v], c, d), four = carry(&twos[v], two, more);
                 add_row(&low[v], &high[v], four);
-#elif defined(LBQ_FOR_NEON)
-                add_row(&low[v], &high[v], a), add_row(&low[v], &high[v], b);
-                add_row(&low[v], &high[v], c), add_row(&low[v], &high[v], d);
 #else
                 low[v] += (a + b) + (c + d);
                 high[v] += ((a >> 8) + (b >> 8)) + ((c >> 8) + (d >> 8));
@@ -614,6 +611,7 @@ __attribute__((target(LBQ_TARGET ",avx512vnni"))) static void NAME(dense_quads)(
     }
 static DOTPROD void NAME(dense_quads)(const struct lbq_conv *c, const uint8_t *const at[LBQ_DENSE_TILE], int64_t line,
                                       int64_t block, struct lbq_span soon, int32_t sums[LBQ_DENSE_TILE][64]) {
+    (void)soon;
     int64_t quads = (c->inputs + 3) / 4, taken = c->kw * quads;
     for (int part = 0; part < 64; part += 16) {
         const int8_t *weights = c->quads + block * c->kh * taken * 256 + part * 4;
@@ -624,7 +622,6 @@ static DOTPROD void NAME(dense_quads)(const struct lbq_conv *c, const uint8_t *c
             int64_t q = 0, offset = ky * line;
             int8x16_t x[LBQ_DENSE_TILE];
             for (; q + 4 <= taken; q += 4, offset += 16, weights += 4 * 256) {
-                fetch_line(&soon);
                 UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++) x[i] = vld1q_s8((const int8_t *)at[i] + offset);
                 LANE(0) LANE(1) LANE(2) LANE(3)
             }
