@@ -147,6 +147,7 @@ ONE_STEP_NEURONS = ("lbq", "burst_fixed", "v1", "v2", "v3", "qann")
 INITIAL_STEP = 0.4
 FORMER_STEP = "2 / n_max"
 
+# settings that came later, and their defaults
 LATER: dict[str, dict[str, Any]] = {
     "augment": {"plain_epochs": 0},
     "data": {"limit": 0},
@@ -159,7 +160,7 @@ LATER: dict[str, dict[str, Any]] = {
         "new_head": False,
         "weight_bits": 0,
     },
-}  # settings that came later, and their defaults
+}
 
 # Settings that may change for a run that is trained already.
 CHANGEABLE = ("data.root", "data.workers", "train.batch_size")

@@ -57,9 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
     # one line: PyTorch's warnings may end in the frames of a C++ stack
     warnings.formatwarning = lambda message, *_: f"lbq: {shown(str(message).partition(chr(10))[0])}\n"
     warnings.filterwarnings("once", "running in NumPy")
-    warnings.filterwarnings(
-        "ignore", "This process .* is multi-threaded", DeprecationWarning
-    )  # workers that decode do nothing else
+    # of forks: the workers that decode images do nothing else
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     # Set before torch is loaded. Its threads would spin for milliseconds while they wait, and take cores from other work.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 BAR_CHARACTERS = 24
 SHOWN_CLASSES = 5
-DROPPED = {
+DROPPED = {  # what UdpEvents counts
     "lost": "datagrams lost",
     "strange": "strange events or datagrams",
     "late": "late events",
     "jumps": "jumps of the events' clock",
-}  # what UdpEvents counts
+}
 
 
 def watch(

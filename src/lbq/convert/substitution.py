@@ -24,7 +24,7 @@ RECTIFIER_FUNCTIONS: dict[Any, type[nn.Module]] = {
     nn.functional.relu6: nn.ReLU6,
 }
 IN_PLACE_FUNCTIONS = (torch.relu_, "relu_")
-SMOOTH = {
+SMOOTH = {  # near enough to a ReLU that a little training makes good
     "gelu": nn.GELU,
     "silu": nn.SiLU,
     "hardswish": nn.Hardswish,
@@ -33,7 +33,7 @@ SMOOTH = {
     "celu": nn.CELU,
     "leakyrelu": nn.LeakyReLU,
     "softplus": nn.Softplus,
-}  # near enough to a ReLU that a little training makes good
+}
 OTHER_ACTIVATIONS = {"celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_softmax",
           "logsigmoid", "mish", "prelu", "rrelu", "selu", "sigmoid", "silu", "softmax", "softmin", "softplus", "softsign",
           "tanh"}  # fmt: skip

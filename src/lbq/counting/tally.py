@@ -44,9 +44,7 @@ def level_counts(levels: Integers, n_max: int) -> Counts:
         index = flat.astype(np.int64) + places * (n_max + 1)
         counts = np.bincount(index.ravel(), minlength=steps * positions * (n_max + 1))
         return counts.reshape(steps, positions, n_max + 1)
-    abreast = math.gcd(
-        rows, max(ROW_BYTES // positions, 1)
-    )  # images and channels side by side: long rows add up faster
+    abreast = math.gcd(rows, max(ROW_BYTES // positions, 1))  # images and channels side by side: long rows are fast
     flat = flat.reshape(steps, rows // abreast, abreast * positions)
     wide = np.zeros((n_max + 1, steps, flat.shape[2]), np.int64)
     equal = np.empty((MOST_ROWS, flat.shape[2]), np.bool_)  # small enough to stay in cache

@@ -99,10 +99,9 @@ class Prepared:
             rows = rows_by_pair(levels, self.timesteps, self.synapse.weight[0, 0].size)
             self.lists = chosen_lists(rows, self.largest)
             by_lists.append("pairs")
-        turn: list[Method] = [
-            method for each in by_lists for method in (each, "dense")
-        ]  # lists with equally cold caches
-        times = self._timed(turn, levels)
+        # dense behind each, so that all lists find equally cold caches
+        in_turn: list[Method] = [method for each in by_lists for method in (each, "dense")]
+        times = self._timed(in_turn, levels)
         self.native.keep(min(times, key=times.__getitem__))
         if "pairs" in times:
             self.gain = times["bitplane"] / times["pairs"]

@@ -125,9 +125,8 @@ def _before(edge: Edge) -> list[Edge]:
         flat = [y for y in _inputs(inputs[0]) if _kind(y) in VIEWS] if _kind(inputs[0]) in PRODUCTS else []
         return [x for y in flat for x in _inputs(y) if _shape(x)[:-1] == shape[:-1]]
     if kind in VIEWS and inputs and _kind(inputs[0]).endswith("BatchNorm") and _shape(inputs[0])[0] == 1 < shape[0]:
-        return [
-            x for y in _inputs(inputs[0]) if _kind(y) in VIEWS for x in _inputs(y) if _shape(x) == shape
-        ]  # InstanceNorm
+        # InstanceNorm
+        return [x for y in _inputs(inputs[0]) if _kind(y) in VIEWS for x in _inputs(y) if _shape(x) == shape]
     if kind in VIEWS or KEEPING.fullmatch(kind):
         return [x for x in inputs if len(before := _shape(x)) >= len(shape) and before[0] == shape[0]]
     if kind in ALONG and getattr(node, "_saved_dim", None) is not None:

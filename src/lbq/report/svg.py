@@ -51,9 +51,8 @@ def broken(text: str, most: int) -> list[str]:
             lines[-1] += f", {part}" if lines[-1] else part
     if max(map(len, lines)) <= most:
         return lines
-    return [
-        line.replace("_ ", "_") for line in wrap(text.replace("_", "_ "), most)
-    ]  # names of files have no other gaps
+    # names of files have no other gaps
+    return [line.replace("_ ", "_") for line in wrap(text.replace("_", "_ "), most)]
 
 
 class Drawing:

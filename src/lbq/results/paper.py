@@ -148,12 +148,12 @@ ABLATION: tuple[Ablation, ...] = (
 
 NETWORK = "resnet20w128"  # the paper's "ResNet-20"
 LEVELS = {"real-valued": 0, "0, 1": 1, "-1, 0, 1": 1, BURST: 5}  # N_max in records, by what neurons put out
-SURROGATES = {
+SURROGATES = {  # in records
     "N/A": ["none"],
     "Arctan": ["arctan"],
     "Box-ET": ["box", "box_et"],
     "ReLSG-ET": ["relsg_et"],
-}  # in records
+}
 
 
 def ablation_row(record: Mapping[str, Any]) -> Ablation | None:

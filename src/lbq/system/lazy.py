@@ -17,6 +17,5 @@ def submodules(package: str) -> None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return importlib.import_module(inner)
 
-    vars(sys.modules[package])["__getattr__"] = (
-        __getattr__  # not by a name that type checkers see: they check what they know
-    )
+    # not by a name that type checkers see: they check what they know
+    vars(sys.modules[package])["__getattr__"] = __getattr__

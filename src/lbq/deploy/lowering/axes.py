@@ -109,9 +109,7 @@ def split(atoms: Sequence[Atom], sizes: Sequence[int]) -> Axes | None:
             axis.append(atom)
             size //= atom.size
         if left and left[0].size == 1 and (wanted == 1 or sizes[at + 1 : at + 2] != (1,)):
-            axis.append(
-                left.pop(0)
-            )  # time of one step: an axis of its own where there is one, else joined to the batch
+            axis.append(left.pop(0))  # time of one step; joined to the batch, where it has no axis of its own
         axes.append(merged(axis))
     return None if left else tuple(axes)
 

@@ -101,9 +101,8 @@ class _Causes(Follower):
         args, kwargs = map_arg((node.args, node.kwargs), self.tensors.__getitem__)
         if node.op == "call_module":
             layer = self._layer(node)
-            return (
-                args[0] if isinstance(layer, (*ACTIVATIONS, *NORMS)) else layer.forward(*args, **kwargs)
-            )  # without hooks
+            # `forward` runs no hooks
+            return args[0] if isinstance(layer, (*ACTIVATIONS, *NORMS)) else layer.forward(*args, **kwargs)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs) if callable(node.target) else None
