@@ -235,28 +235,29 @@ class Trainer:
 
     def _step(self, parts: Iterator[tuple[Tensor, Tensor]]) -> None:
         t, position = self.config.train, self.position
-        captured = self.captured()
-        if captured is None:
+        if (captured := self.captured()) is not None:  # a batch is one part there
+            x, targets, labels = self._prepared(next(parts), 0)
+            self.sentinel.look(captured(x, targets, labels), x, position)
+        else:
             self.optimiser.zero_grad(set_to_none=True)
-        if t.weight_bits:  # processes must round by the same BatchNorm statistics
-            self.world.share(self.net.buffers())
-        with self.rounded() if captured is None else nullcontext():
-            for part in range(t.accumulate):
-                x, labels = next(parts)
-                self._seed_stream(part)
-                number = position.batch * t.accumulate + part
-                x, targets = self.mixing(x, labels, self.config.seed, position.epoch, number)
-                x = evaluation.cast(x, t)
-                if captured is None:
-                    self._backward(x, targets, labels, last=part == t.accumulate - 1)
-                else:
-                    self.sentinel.look(captured(x, targets, labels), x, self.position)
-        if captured is None:
+            if t.weight_bits:  # processes must round by the same BatchNorm statistics
+                self.world.share(self.net.buffers())
+            with self.rounded():
+                for part in range(t.accumulate):
+                    self._backward(*self._prepared(next(parts), part), last=part == t.accumulate - 1)
             self._check_all_take_part()
             self._update()
         position.batch += 1
         position.step += 1
         position.stream += 1
+
+    def _prepared(self, samples: tuple[Tensor, Tensor], part: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A part of a batch as the network takes it: inputs, mixed targets and labels. Seeds what draws at random in it."""
+        position, (x, labels) = self.position, samples
+        self._seed_stream(part)
+        number = position.batch * self.config.train.accumulate + part
+        x, targets = self.mixing(x, labels, self.config.seed, position.epoch, number)
+        return evaluation.cast(x, self.config.train), targets, labels
 
     def _backward(self, x: Tensor, targets: Tensor, labels: Tensor, last: bool, check: bool = True) -> Tensor:
         """Forward and backward over one part of a batch. Counts in the tally and returns the loss."""
