@@ -93,34 +93,37 @@ class Job:
             if self.world.main:
                 self.watcher.plan(plan)
             self._restore()
-            try:
-                for record in self.trainer.fit():
-                    self._finish_epoch(record)
-            except (MemoryError, RuntimeError) as error:
-                full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-                if full or any(message in str(error) for message in CPU_MEMORY_ERRORS):
-                    raise LbqError(self._out_of_memory()) from error
-                raise
-            (stop,) = self.world.any([bool(self.signal)], self.device)
-            if stop:
-                self.signal = self.signal or signal.SIGTERM
-                self._save()
-                self.world.barrier()
-                name = signal.Signals(self.signal).name
-                raise Stopped(f"stopped by {name}; {self.folder} continues with --resume auto", 128 + self.signal)
+            self._train()
             result = self._result() if self.world.main else {}
             self.world.barrier()
             return result
+
+    def _train(self) -> None:
+        """Train to the end. Where a signal comes, save and raise `Stopped`."""
+        try:
+            for record in self.trainer.fit():
+                self._finish_epoch(record)
+        except (MemoryError, RuntimeError) as error:
+            full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+            if full or any(message in str(error) for message in CPU_MEMORY_ERRORS):
+                raise LbqError(self._out_of_memory()) from error
+            raise
+        (stop,) = self.world.any([bool(self.signal)], self.device)
+        if stop:
+            self.signal = self.signal or signal.SIGTERM
+            self._save()
+            self.world.barrier()
+            name = signal.Signals(self.signal).name
+            raise Stopped(f"stopped by {name}; {self.folder} continues with --resume auto", 128 + self.signal)
 
     def _prepare(self, resume: bool) -> dict[str, Any] | None:
         """Make the folder this job's. Returns its result where it is complete already."""
         for name in WRITTEN_FILES:  # nobody else is writing them: the folder is locked
             files.remove_leftovers(self.folder / name)
         config_file, result_file = self.folder / "config.toml", self.folder / "result.json"
+        # A configuration alone is of a run that ended before its first epoch, by a mistake in a network.
         begun = any(path.name not in ("config.toml", ".lock") for path in self.folder.iterdir())
-        if not config_file.exists() or not (
-            begun or resume
-        ):  # or it ended before its first epoch, by a mistake in a network
+        if not config_file.exists() or (not begun and not resume):
             run_folder.write_text(config_file, self.toml)
             return None
         if not resume:
