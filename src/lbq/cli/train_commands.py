@@ -204,8 +204,8 @@ def data(
     verified = name in cifar.SPECS or idx.is_official(path, name)
     loaded = load_whole(name, root)
     facts = {"path": str(path), "train": len(loaded.train), "test": len(loaded.test), "sha256": loaded.checksum}
-    told = "verified" if verified else "readable, but not the published .gz files byte for byte, so not verified"
-    text = f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, {told}"
+    checked = "verified" if verified else "readable, but not the published .gz files byte for byte, so not verified"
+    text = f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, {checked}"
     print_result(as_json, {**facts, "verified": verified}, lambda: render.print_line(text))
 
 

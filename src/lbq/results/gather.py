@@ -46,26 +46,19 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
         if path.is_dir():
             if read_run is None:
                 raise LbqError(f"{path} is a run folder: make a record of it with lbq record")
-            result = _checked(read_run(path), str(path))
-            if (network := _network(result)) and folders.setdefault(network, path) != path:
-                gathered.twins[path] = folders[network]
-                continue
-            gathered.results.append(result)
-            if (path / ARCHIVE).is_file():
-                gathered.artefacts.append(path / ARCHIVE)
+            _add_run(gathered, path, _checked(read_run(path), str(path)), folders)
         elif path.suffix == ".lbq":
             gathered.artefacts.append(path)
+        elif (value := files.json_of(path, RunError)).get("format") == analyze.FORMAT:
+            analysis = Analysis.from_dict(value, str(path))
+            _refuse_stale(analysis, path, gathered)
+            analyses.append((analysis, str(path)))
+        elif isinstance(value.get("of"), str):
+            integers.append((value, path))
+        elif "sweeps" in value:
+            gathered.benchmarks.append(value)
         else:
-            value = files.json_of(path, RunError)
-            if value.get("format") == analyze.FORMAT:
-                analyses.append((Analysis.from_dict(value, str(path)), str(path)))
-                _refuse_stale(analyses[-1][0], path, gathered)
-            elif isinstance(value.get("of"), str):
-                integers.append((value, path))
-            elif "sweeps" in value:
-                gathered.benchmarks.append(value)
-            else:
-                gathered.results.append(_record(value, path))
+            gathered.results.append(_record(value, path))
     for analysis, source in analyses:
         _attach(gathered.results, analysis, source)
     for value, path in integers:
@@ -78,6 +71,16 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
     return gathered
 
 
+def _add_run(gathered: Gathered, path: Path, result: Result, folders: dict[tuple[object, ...], Path]) -> None:
+    """Add a run folder's result and its deployed network, unless another folder holds the same. folders: by network."""
+    if (network := _network(result)) and folders.setdefault(network, path) != path:
+        gathered.twins[path] = folders[network]
+        return
+    gathered.results.append(result)
+    if (path / ARCHIVE).is_file():
+        gathered.artefacts.append(path / ARCHIVE)
+
+
 def _refuse_stale(analysis: Analysis, path: Path, before: Gathered) -> None:
     """An analysis inside a run folder must be of the run's weights, one beside a deployed network of that network."""
     run, model = path.parents[1], before.artefacts[-1] if before.artefacts else None
@@ -86,8 +89,8 @@ def _refuse_stale(analysis: Analysis, path: Path, before: Gathered) -> None:
             raise LbqError(f"{path} is of other weights than {run} holds: deploy the run and analyse it again")
     elif model is not None and model.with_suffix(".analysis") == path.parent:
         network = engine.load(model).network
-        told = {"timesteps": network.timesteps, "bits": network.facts.get("bits")}
-        ours = {**network.facts, **told, "network_sha256": fingerprint(network)}
+        deployed = {"timesteps": network.timesteps, "bits": network.facts.get("bits")}
+        ours = {**network.facts, **deployed, "network_sha256": fingerprint(network)}
         if _of_other_weights(analysis, ours) or not _same_deployment(analysis.facts, ours):
             raise LbqError(f"{path} is of another network than {model} holds: run lbq analyze on it again")
 
@@ -116,9 +119,9 @@ def _tell_apart(results: Iterable[Result]) -> None:
     for some in alike.values():
         if len(keys := {result.key for result in some}) > 1:
             settings = _differing([result.record["config"] for result in some])
-            told = len(set(settings)) == len(keys) and max(map(len, settings)) <= LONGEST_SUFFIX
+            distinct = len(set(settings)) == len(keys) and max(map(len, settings)) <= LONGEST_SUFFIX
             for result, text in zip(some, settings, strict=True):
-                result.suffix = f", {text}" if told else f" #{result.key[:SUFFIX_LETTERS]}"
+                result.suffix = f", {text}" if distinct else f" #{result.key[:SUFFIX_LETTERS]}"
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -292,10 +295,10 @@ def _standing_alone(analysis: Analysis, source: str, trained: Result | None) -> 
     model where it does not name them; after its run where that was trained over other timesteps."""
     facts = analysis.facts
     if trained is not None:
-        told = {key: value for key, value in trained.record.items() if key in ("variant", "n_max", "epochs", "seed")}
+        of_run = {key: value for key, value in trained.record.items() if key in ("variant", "n_max", "epochs", "seed")}
         timesteps, trained_over = facts.get("timesteps"), trained.record["timesteps"]
         other = f"over T = {timesteps} (trained over {trained_over})" if timesteps != trained_over else ""
-        facts = {**facts, **told, "name": f"{trained.name}, {other or _bits(facts)}"}
+        facts = {**facts, **of_run, "name": f"{trained.name}, {other or _bits(facts)}"}
     own_name = (
         {"name": facts["name"]} if facts.get("kind") == "artefact" and facts.get("name") and facts.get("model") else {}
     )
@@ -341,7 +344,5 @@ def _network(result: Result) -> tuple[object, ...] | None:
     if not (result.finished and record.get("weights_sha256")):
         return None
     facts = result.analyses[0].facts if result.alone else {}
-    came = (
-        record.get(key) for key in ("weights_sha256", "timesteps", "test_accuracy", "holdout_accuracy", "data_sha256")
-    )
-    return *came, facts.get("network_sha256"), facts.get("bits")
+    keys = ("weights_sha256", "timesteps", "test_accuracy", "holdout_accuracy", "data_sha256")
+    return *map(record.get, keys), facts.get("network_sha256"), facts.get("bits")
