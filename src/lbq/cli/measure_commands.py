@@ -15,6 +15,7 @@ from lbq.cli.progress import CountProgress
 from lbq.errors import LbqError
 
 if TYPE_CHECKING:
+    from lbq.counting.measurement import Measurement
     from lbq.counting.technology import Technology
     from lbq.data.testset import TestSet
     from lbq.engine import Network
@@ -85,7 +86,7 @@ def account(
         )
     if exit and technology is not None:
         raise LbqError("--exit counts and prices nothing: leave --technology out")
-    prices, noise = _technology(technology), False
+    prices = _technology(technology)
     if run is None:
         _account_of_the_paper(prices, as_json)
         return
@@ -93,20 +94,11 @@ def account(
         _account_with_exits(run, changes, data, device, limit, as_json)
         return
     if _is_deployed(run, changes, data, device):
-        from lbq.counting.deployed_counts import facts_of, measure
-
-        net, test, noise = _open_deployed(run, data)
-        with CountProgress(str(run), min(limit or test.size, test.size)) as progress:
-            measured = measure(net, test, None, limit, progress.advance)
-        about, folder = facts_of(net, test, run.name), run.with_suffix(".analysis")
+        measured, about, noise = _measure_deployed(run, data, limit)
+        folder = run.with_suffix(".analysis")
     else:
-        from lbq.measuring.measure import measure_run
-        from lbq.runs import records
-
-        where = start(device)
-        with data_of_a_run(), CountProgress(str(run), limit) as progress:
-            measured = measure_run(run, changes=changes or [], device=where, limit=limit, progress=progress.advance)
-        about, folder = {"kind": "run", **records.facts_of(run)}, run / "analysis"
+        measured, about = _measure_run(run, changes, device, limit)
+        folder, noise = run / "analysis", False
     from lbq.counting.costs import costs
     from lbq.report.output import write_account
 
@@ -121,6 +113,29 @@ def account(
     except LbqError as error:  # as where a model lies on a disk of others: its counts are shown all the same
         render.print_note(f"a report will not find these counts: {error}")
     print_result(as_json, facts, lambda: render.render_account(measured, full_costs, prices, noise))
+
+
+def _measure_deployed(path: Path, data: str | None, limit: int | None) -> tuple[Measurement, dict[str, Any], bool]:
+    """Counts of a deployed network, what identifies it, and whether it ran on random noise."""
+    from lbq.counting.deployed_counts import facts_of, measure
+
+    net, test, noise = _open_deployed(path, data)
+    with CountProgress(str(path), min(limit or test.size, test.size)) as progress:
+        measured = measure(net, test, None, limit, progress.advance)
+    return measured, facts_of(net, test, path.name), noise
+
+
+def _measure_run(
+    run: Path, changes: list[str] | None, device: str | None, limit: int | None
+) -> tuple[Measurement, dict[str, Any]]:
+    """Counts of a trained network, and what identifies it."""
+    from lbq.measuring.measure import measure_run
+    from lbq.runs import records
+
+    where = start(device)
+    with data_of_a_run(), CountProgress(str(run), limit) as progress:
+        measured = measure_run(run, changes=changes or [], device=where, limit=limit, progress=progress.advance)
+    return measured, {"kind": "run", **records.facts_of(run)}
 
 
 def _account_with_exits(

@@ -275,27 +275,10 @@ def render_deployed(facts: Mapping[str, Any]) -> None:
 def render_evaluation(evaluation: Evaluation) -> None:
     console = make_console()
     images = f"{evaluation.images} image{'s' * (evaluation.images > 1)}"
-    rows = []
-    for name, counts in evaluation.counts.items():
-        choice = evaluation.choices.get(name)
-        planes = choice is None or choice.method != "dense"
-        method, reason = "shortcut", ""
-        if choice is not None:
-            method = ("" if choice.kernel == "native" else f"{choice.kernel} ") + choice.method
-            reason = choice.reason.replace("density ", "").replace("cross-over ", "")
-        shown = (
-            planes or counts.accumulations,
-            choice and (planes or counts.formations),
-            planes or counts.additions,
-            counts.products,
-        )
-        executed = (counts.accumulations, counts.formations, counts.additions, counts.products)
-        per_image = (thousands(n / evaluation.images) if show else "" for n, show in zip(executed, shown, strict=True))
-        rows.append((name, method, *per_image, reason))
     print_table(
         f"Executed per image over {images}, thousands",
         ("synapse", "method", "accumulations", "formations", "additions", "products", "why"),
-        rows,
+        [_executed_row(evaluation, name) for name in evaluation.counts],
     )
     if dense := sum(counts.products > 0 for counts in evaluation.counts.values()):
         products = thousands(evaluation.total.products / evaluation.images)
@@ -329,6 +312,29 @@ def render_evaluation(evaluation: Evaluation) -> None:
             f"{evaluation.differing:,} of {evaluation.compared:,} levels and logits differ from those of engine "
             f"{evaluation.against}"
         )
+
+
+def _executed_row(evaluation: Evaluation, synapse: str) -> tuple[str, ...]:
+    """What a synapse executed, and why so. Empty where its method has no such operations."""
+    counts, choice = evaluation.counts[synapse], evaluation.choices.get(synapse)
+    by_planes = choice is None or choice.method != "dense"
+    method, reason = "shortcut", ""
+    if choice is not None:
+        method = ("" if choice.kernel == "native" else f"{choice.kernel} ") + choice.method
+        reason = choice.reason.replace("density ", "").replace("cross-over ", "")
+
+    def per_image(count: int, expected: bool) -> str:
+        return thousands(count / evaluation.images) if count or expected else ""
+
+    return (
+        synapse,
+        method,
+        per_image(counts.accumulations, by_planes),
+        per_image(counts.formations, by_planes and choice is not None),
+        per_image(counts.additions, by_planes),
+        per_image(counts.products, False),
+        reason,
+    )
 
 
 def render_exits(measured: ExitMeasurement, inputs: str) -> None:
