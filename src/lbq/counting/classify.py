@@ -63,6 +63,6 @@ def classify(
     inputs = (named for path in paths for named in read_inputs(path, net.network))
     rankings: dict[str, list[dict[str, Any]]] = {}
     while batch := list(islice(inputs, BATCH)):
-        out = net.run(np.stack([x for _, x in batch], 0 if net.network.static else 1))
+        out = net.run(np.stack([x for _, x in batch], net.network.batch_axis))
         rankings |= {name: out.ranked(net.network.classes, i)[:top] for i, (name, _) in enumerate(batch)}
     return rankings

@@ -83,7 +83,7 @@ def evaluate(
     for x, which in test.batches(IMAGES_PER_TRACED_BATCH if trace else IMAGES_PER_BATCH, limit):
         started = time.perf_counter()
         if not result.images and engine != "dense":
-            images = x.shape[0 if test.static else 1]
+            images = x.shape[net.network.batch_axis]
             count = images if cuda.takes(engine, images) else WARM_UP_IMAGES  # a GPU records for each size of batch
             first = x[:count] if test.static else x[:, :count]
             net.run(first, engine, threads=threads, backend=backend, exit=exit)

@@ -118,7 +118,7 @@ class Network:
                 progress(len(out.logits))
             return out
         with self.unchanged():
-            if cuda.takes(engine, x.shape[0 if self.network.static else 1]):
+            if cuda.takes(engine, x.shape[self.network.batch_axis]):
                 return self.on_device("cuda").run(x, trace, progress)
             assert engine != "cuda"
             return self._on_cpu().run(x, engine, trace, threads, backend, progress)

@@ -35,7 +35,7 @@ def some(x: NDArray[np.uint8], static: bool, which: NDArray[np.intp], timesteps:
 def run(network: IntegerNetwork, x: NDArray[np.uint8], run_stage: RunStage) -> Output:
     """Logits are those of the timestep at which an input stopped."""
     assert network.exits is not None
-    left = np.arange(x.shape[0 if network.static else 1])
+    left = np.arange(x.shape[network.batch_axis])
     logits = np.empty((len(left), network.readout.shape[0]), np.int64)
     stopped = np.full(len(left), network.timesteps)
     counts: dict[str, Counts] = {}
@@ -58,7 +58,7 @@ def choose(
     network: IntegerNetwork, x: NDArray[np.uint8], shares: Sequence[float], source: str, run_stage: RunStage
 ) -> IntegerNetwork:
     """The network with margins such that these shares of `x` go on after timesteps 1, 2, ...; fewer, where leads are equal."""
-    count = x.shape[0 if network.static else 1]
+    count = x.shape[network.batch_axis]
     left, margins, gone_on = np.arange(count), [], []
     for timesteps, share in enumerate(shares, 1):
         lead = leads(run_stage(timesteps, some(x, network.static, left, timesteps)).logits)

@@ -63,7 +63,7 @@ class Runner(Program):
         net = self.network
         if engine != "dense" and (reason := fallback()) is not None:
             warnings.warn(f"running in NumPy, which is right but slow: {reason}", RuntimeWarning, stacklevel=3)
-        batch = x.shape[0 if net.static else 1]
+        batch = x.shape[net.batch_axis]
         size = max(min(self.images_per_piece, -(-batch // threads)), 1)
         pieces = [slice(i, min(i + size, batch)) for i in range(0, batch, size)]
         choices, settled = self._settle(engine, backend, batch)

@@ -288,16 +288,25 @@ class Layered(Generic[L]):
     def all_layers(self) -> tuple[L, ...]:
         return (*self.layers, self.readout)
 
+    @property
+    def batch_axis(self) -> int:
+        """Where the batch stands in inputs: images are `[B, ...]`, event frames `[T, B, ...]`."""
+        return 0 if self.static else 1
+
     def shape_of(self, source: str) -> Shape:
         """Of the levels of a layer, a gate or the input."""
-        return self.input_shape if source == INPUT else self._gates.get(source, self._by_name.get(source)).shape  # type: ignore[union-attr]
+        return self.input_shape if source == INPUT else (self._gates.get(source) or self._by_name[source]).shape
+
+    def spec(self, name: str) -> Any:
+        """The neuron of a spiking layer."""
+        raise NotImplementedError
 
     def n_max(self, source: str) -> int:
         """The largest level of a layer or a gate."""
-        return self._ranges[source][0] if source in self._gates else int(self._neuron(source).n_max)
+        return self._ranges[source][0] if source in self._gates else int(self.spec(source).n_max)
 
     def is_signed(self, source: str) -> bool:
-        return self._ranges[source][1] if source in self._gates else bool(self._neuron(source).signed)
+        return self._ranges[source][1] if source in self._gates else bool(self.spec(source).signed)
 
     @cached_property
     def _ranges(self) -> dict[str, tuple[int, bool]]:
@@ -306,13 +315,10 @@ class Layered(Generic[L]):
         for gate in self.gates:
             for name in gate.operands:
                 if name not in ranges:
-                    ranges[name] = self._neuron(name).n_max, self._neuron(name).signed
+                    ranges[name] = self.spec(name).n_max, self.spec(name).signed
             (most, signed), (other_most, other_signed) = (ranges[name] for name in gate.operands)
             ranges[gate.name] = most * other_most, signed or other_signed
         return ranges
-
-    def _neuron(self, name: str) -> Any:
-        return self.spec(name)  # type: ignore[attr-defined]
 
     def gates_behind(self, layer: str) -> list[Gate]:
         """The gates whose last operand this layer is, in their order."""
@@ -386,7 +392,6 @@ class Graph(Layered[Layer]):
     offset: Array | None = None
 
     def spec(self, name: str) -> NeuronSpec:
-        """The neuron of a spiking layer."""
         spec = self[name].neuron
         if spec is None:
             raise GraphError(
