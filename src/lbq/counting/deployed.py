@@ -13,7 +13,7 @@ from lbq.counting.deployed_counts import analyze as analyze
 from lbq.counting.deployed_counts import measure as measure
 from lbq.data.testset import TestSet
 from lbq.engine import cuda
-from lbq.engine.convolution import Backend, Counts
+from lbq.engine.convolution import Backend, Counts, add_counts
 from lbq.engine.engine import Engine, Network, thread_count
 from lbq.engine.method import Choice
 from lbq.errors import LbqError
@@ -105,8 +105,7 @@ def evaluate(
         if test.labels is not None:
             correct += int((out.predictions == test.labels[which]).sum())
         result.choices = out.choices
-        for name, counts in out.counts.items():
-            result.counts[name] = result.counts.get(name, Counts()) + counts
+        add_counts(result.counts, out.counts)
     if test.labels is not None:
         result.accuracy = 100 * correct / result.images
     result.stopped = tuple(stopped.tolist()) if exit else ()

@@ -16,7 +16,7 @@ from lbq.data.testset import TestSet, load_whole
 from lbq.engine import exits
 from lbq.engine.engine import Network
 from lbq.engine.output import Output
-from lbq.errors import DataError, LbqError
+from lbq.errors import DataError
 from lbq.graph.integer import IntegerNetwork
 
 IMAGES_PER_BATCH = 256
@@ -83,8 +83,7 @@ def measure_exits(
 ) -> ExitMeasurement:
     """Counts of a network whose inputs stop early, on its own levels."""
     network = net.network
-    if network.exits is None:
-        raise LbqError("the network has no margins to stop by: choose them with lbq exits MODEL DATA --share 0.05")
+    exits.margins_of(network)
     stages = net.stages()
     tallies = [Tallies(stage.network) for stage in stages]
     stopped = np.zeros(network.timesteps, np.int64)

@@ -7,7 +7,7 @@ which makes a weight row contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -61,6 +61,12 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)))
+
+
+def add_counts(totals: dict[str, Counts], more: Mapping[str, Counts]) -> None:
+    """Add each synapse's counts to its total."""
+    for name, counts in more.items():
+        totals[name] = totals.get(name, Counts()) + counts
 
 
 def plane_counts(counted: NDArray[np.int64], backend: Backend, horner_shifts: int) -> Counts:

@@ -104,10 +104,7 @@ class Network:
             raise LbqError(f"trace must be True, False or a function of a layer's name and levels, got {trace!r}")
         threads = 1 if threads is None and callable(trace) else thread_count(threads)
         if exit:
-            if self.network.exits is None:
-                raise LbqError(
-                    "the network has no margins to stop by: choose them with lbq exits MODEL DATA --share 0.05"
-                )
+            exits.margins_of(self.network)  # refused before anything else where there are none
             if trace:
                 raise LbqError(
                     "inputs that stop early have no levels at later timesteps: run with exit=False for a trace"

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine.convolution import Counts
+from lbq.engine.convolution import Counts, add_counts
 from lbq.engine.method import Choice
 from lbq.engine.output import Output
 from lbq.errors import LbqError
@@ -32,20 +32,26 @@ def some(x: NDArray[np.uint8], static: bool, which: NDArray[np.intp], timesteps:
     return x[which] if static else x[:timesteps, which]
 
 
+def margins_of(network: IntegerNetwork) -> tuple[int, ...]:
+    """The margins by which inputs stop; refused where none were chosen."""
+    if network.exits is None:
+        raise LbqError("the network has no margins to stop by: choose them with lbq exits MODEL DATA --share 0.05")
+    return network.exits.margins
+
+
 def run(network: IntegerNetwork, x: NDArray[np.uint8], run_stage: RunStage) -> Output:
     """Logits are those of the timestep at which an input stopped."""
-    assert network.exits is not None
+    margins = margins_of(network)
     left = np.arange(x.shape[network.batch_axis])
     logits = np.empty((len(left), network.readout.shape[0]), np.int64)
     stopped = np.full(len(left), network.timesteps)
     counts: dict[str, Counts] = {}
     choices: dict[str, Choice] = {}
-    for timesteps, margin in enumerate((*network.exits.margins, 0), 1):  # after the last timestep all stop
+    for timesteps, margin in enumerate((*margins, 0), 1):  # after the last timestep all stop
         out = run_stage(timesteps, some(x, network.static, left, timesteps))
         logits[left] = out.logits
         choices = choices or out.choices  # all inputs run to the first timestep
-        for name, count in out.counts.items():
-            counts[name] = counts.get(name, Counts()) + count
+        add_counts(counts, out.counts)
         done = leads(out.logits) >= margin
         stopped[left[done]] = timesteps
         left = left[~done]

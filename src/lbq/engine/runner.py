@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine.convolution import Backend, Counts
+from lbq.engine.convolution import Backend, Counts, add_counts
 from lbq.engine.execution import Execution, OnLevels, OnMembranes, Program, Recording
 from lbq.engine.memory import Workspace
 from lbq.engine.method import Choice, EngineName, fallback
@@ -129,8 +129,7 @@ class Runner(Program):
             return replace(parts[0], choices=dict(parts[0].choices), levels=parts[0].levels or None)
         totals: dict[str, Counts] = {}
         for part in parts:
-            for name, counts in part.counts.items():
-                totals[name] = totals.get(name, Counts()) + counts
+            add_counts(totals, part.counts)
         logits = np.concatenate([part.logits for part in parts])
         names = [layer.name for layer in self.network.layers] if trace else []
         traces = [part.levels or {} for part in parts]
