@@ -13,7 +13,7 @@ import pickle
 import shlex
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -202,28 +202,36 @@ class _Bounded:
 def _unpack(spec: Spec, path: Path) -> tuple[Form, dict[str, bytes]]:
     """The form that an archive holds, and its files by name. Other members, links and paths are ignored."""
     forms = (spec.binary, spec.python)
-    sizes = {file.name: file.size for form in forms for file in form.files}
-    contents: dict[str, bytes] = {}
     archives = " or ".join(f"{form.archive.name} (md5 {form.archive.md5})" for form in forms)
     files.refuse_pipe(path, DataError)
     try:
         with gzip.open(path) as stream:
             bounded = cast("IO[bytes]", _Bounded(stream, MAX_UNPACKED_BYTES))
             with tarfile.open(fileobj=bounded, mode="r|", bufsize=1 << 20) as archive:
-                for member in archive:
-                    name = PurePosixPath(member.name).name
-                    if name not in sizes or not member.isreg():
-                        continue
-                    if (extracted := archive.extractfile(member)) is not None:
-                        contents[name] = extracted.read(sizes[name] + 1)  # one more shows that it is too long
-                    for form in forms:
-                        if all(file.name in contents for file in form.files):
-                            return form, contents
+                found = _complete_form(archive, forms)
     except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, ArithmeticError, RecursionError) as error:
         raise DataError(
             f"{path} cannot be read as .tar.gz ({error}): {spec.title} is {archives} from {HOME}cifar.html"
         ) from error
-    raise DataError(f"{path} does not hold {spec.title}: expected {archives} from {HOME}cifar.html")
+    if found is None:
+        raise DataError(f"{path} does not hold {spec.title}: expected {archives} from {HOME}cifar.html")
+    return found
+
+
+def _complete_form(archive: tarfile.TarFile, forms: Sequence[Form]) -> tuple[Form, dict[str, bytes]] | None:
+    """The first form whose files have all come, and the files. Nothing behind them is read."""
+    sizes = {file.name: file.size for form in forms for file in form.files}
+    contents: dict[str, bytes] = {}
+    for member in archive:
+        name = PurePosixPath(member.name).name
+        if name not in sizes or not member.isreg():
+            continue
+        if (extracted := archive.extractfile(member)) is not None:
+            contents[name] = extracted.read(sizes[name] + 1)  # one more shows that it is too long
+        for form in forms:
+            if all(file.name in contents for file in form.files):
+                return form, contents
+    return None
 
 
 class _Array:

@@ -72,28 +72,10 @@ def _scan(shards: tuple[Path, ...]) -> NDArray[np.int64]:
 
 def _images(shard: Path) -> list[tuple[int, int, int]]:
     """First byte, size and label of every image of a shard."""
-    images: dict[str, tuple[int, int]] = {}
-    labels: dict[str, int] = {}
-    others: dict[str, str] = {}
     files.refuse_pipe(shard, DataError)
     try:
         with tarfile.open(shard, "r:") as archive:
-            for member in members(archive):
-                folder, _, name = member.name.rpartition("/")
-                if not member.isfile() or name.startswith("."):
-                    continue
-                key, _, kind = name.partition(".")
-                key = f"{folder}/{key}"
-                if f".{kind.lower()}" in EXTENSIONS:
-                    if not 0 < member.size <= MAX_IMAGE_BYTES:
-                        raise DataError(f"{shard}: {member.name} has {member.size} bytes: make the shard again")
-                    if key in images:
-                        raise DataError(f"{shard}: {member.name} is a second image of its key: a key has one")
-                    images[key] = (member.offset_data, member.size)
-                elif kind == "cls":
-                    labels[key] = _label(archive, member, shard)
-                elif f".{kind.lower().rpartition('.')[2]}" in EXTENSIONS:
-                    others[key] = member.name  # a mask, for example, of an image of that key
+            images, labels, others = _keyed(archive, shard)
     except ARCHIVE_ERRORS as error:
         raise DataError(f"{shard} cannot be read ({error}): copy or make it again") from error
     if lost := sorted(others[key] for key in others.keys() - images.keys()):
@@ -103,6 +85,30 @@ def _images(shard: Path) -> list[tuple[int, int, int]]:
         problem = f"{unlabelled[0]!r} has no .cls beside it" if unlabelled else "it holds no image"
         raise DataError(f"{shard}: {problem}; shards hold KEY.jpg and KEY.cls")
     return [(*place, labels[key]) for key, place in images.items()]
+
+
+def _keyed(archive: tarfile.TarFile, shard: Path) -> tuple[dict[str, tuple[int, int]], dict[str, int], dict[str, str]]:
+    """By key: the first byte and size of each image, each label, and the names of other images, such as masks."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    others: dict[str, str] = {}
+    for member in members(archive):
+        folder, _, name = member.name.rpartition("/")
+        if not member.isfile() or name.startswith("."):
+            continue
+        key, _, kind = name.partition(".")
+        key = f"{folder}/{key}"
+        if f".{kind.lower()}" in EXTENSIONS:
+            if not 0 < member.size <= MAX_IMAGE_BYTES:
+                raise DataError(f"{shard}: {member.name} has {member.size} bytes: make the shard again")
+            if key in images:
+                raise DataError(f"{shard}: {member.name} is a second image of its key: a key has one")
+            images[key] = (member.offset_data, member.size)
+        elif kind == "cls":
+            labels[key] = _label(archive, member, shard)
+        elif f".{kind.lower().rpartition('.')[2]}" in EXTENSIONS:
+            others[key] = member.name
+    return images, labels, others
 
 
 def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, shard: Path) -> int:
