@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lbq.counting.analysis import GOLDEN, Analysis
 from lbq.counting.measurement import Measurement
@@ -16,6 +19,7 @@ from lbq.counting.tally import Tallies
 from lbq.data.testset import TestSet
 from lbq.engine.engine import Network
 from lbq.engine.file.artefact import fingerprint
+from lbq.engine.output import Output
 from lbq.graph import INPUT
 from lbq.graph.integer import is_name
 from lbq.graph.levels import Integers
@@ -37,35 +41,32 @@ def measure(
     """
     network = net.network
     histograms = Membranes(network)
-    parts: dict[int, Tallies] = {}  # one for each thread
+    by_thread: dict[int, Tallies] = defaultdict(partial(Tallies, network))
     images, right = 0, np.zeros(test.size, np.bool_)
 
     def count(name: str, levels: Integers) -> None:
-        thread = threading.get_ident()
-        if thread not in parts:
-            parts[thread] = Tallies(network)
-        parts[thread].add_layer(name, levels)
+        by_thread[threading.get_ident()].add_layer(name, levels)
 
-    batch_axis = 0 if network.static else 1
+    def run(some: NDArray[np.uint8], watched: bool) -> Output:
+        if not watched:
+            return net.run(some, "auto", count, threads, progress=progress)
+        out = net.watch(some, histograms.add, count)
+        if progress is not None:
+            progress(len(out.logits))
+        return out
+
     for x, which in test.batches(IMAGES_PER_BATCH, limit):
-        size = x.shape[batch_axis]
+        size = x.shape[network.batch_axis]
         watched = np.arange(images, images + size) % membranes == 0 if membranes else np.zeros(size, bool)
         for chosen in (~watched, watched):
-            some = np.compress(chosen, x, batch_axis)
-            if not some.size:
-                continue
-            if chosen is watched:
-                out = net.watch(some, histograms.add, count)
-                if progress is not None:
-                    progress(len(out.logits))
-            else:
-                out = net.run(some, "auto", count, threads, progress=progress)
-            if test.labels is not None:
-                right[which][chosen] = out.predictions == test.labels[which][chosen]
+            if chosen.any():
+                out = run(np.compress(chosen, x, network.batch_axis), chosen is watched)
+                if test.labels is not None:
+                    right[which][chosen] = out.predictions == test.labels[which][chosen]
         count(INPUT, x[None] if network.static else x)
         images += size
     tallies = Tallies(network)
-    for part in parts.values():
+    for part in by_thread.values():
         tallies.add_counts(part.counts, 0)
         tallies.products.merge(part.products)
     tallies.images = images
