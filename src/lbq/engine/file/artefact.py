@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from lbq.engine.file.reading import FORMAT, VERSION, Golden, Reader, needs_later
 from lbq.engine.file.synapses import LATER_VERSION
 from lbq.errors import ArtefactError
 from lbq.graph import Synapse
-from lbq.graph.integer import IntegerNetwork, membrane_bound, readout_bound
+from lbq.graph.integer import IntegerLayer, IntegerNetwork, membrane_bound, readout_bound
 
 
 def level_digests(levels: Mapping[str, NDArray[Any]]) -> dict[str, tuple[str, ...]]:
@@ -61,37 +61,11 @@ def save(path: Path | str, network: IntegerNetwork, golden: Golden | None = None
 def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[container.Tensors, dict[str, Any]]:
     """The tensors and the description of a network's file; a reader has checked them."""
     tensors: container.Tensors = {}
-    largest = {s.name: network.largest(s) for s in network.synapses}
     packed = packed_synapses(network)
-    layers = []
+    layers: list[dict[str, Any]] = []
     for layer in network.all_layers:
-        described: dict[str, Any] = {
-            "name": layer.name,
-            "fraction": layer.fraction,
-            "unit": layer.unit.tolist(),
-            "synapses": [_describe(s, s.name in packed) for s in layer.synapses],
-        }
-        tensors[f"{layer.name}/bias"] = layer.bias
-        for s in layer.synapses:
-            tensors[f"{s.name}/weight"] = pack(s.weight) if s.name in packed else s.weight
-        if (neuron := layer.neuron) is None:
-            described["bound"] = readout_bound(network)
-        else:
-            tensors[f"{layer.name}/thresholds"], tensors[f"{layer.name}/reset"] = neuron.thresholds, neuron.reset
-            described["bound"] = membrane_bound(layer, largest, network.timesteps)
-            described["neuron"] = {
-                "n_max": neuron.n_max,
-                "signed": neuron.signed,
-                "reset": neuron.reset_kind,
-                "leak": None if neuron.leak is None else list(neuron.leak),
-                "decay_reset": neuron.decay_reset,
-            }
-            if neuron.mixing is not None:
-                described["neuron"]["mixing"] = {
-                    "bits": neuron.mixing.bits,
-                    "weights": neuron.mixing.weights.tolist(),
-                }
-        layers.append(described)
+        tensors |= _tensors_of(layer, packed)
+        layers.append(_describe_layer(network, layer, packed))
         layers += [{"name": g.name, "gate": list(g.operands)} for g in network.gates_behind(layer.name)]
     text: dict[str, Any] = {
         "format": FORMAT,
@@ -112,13 +86,46 @@ def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[conta
     }
     if (exits := network.exits) is not None:
         tensors["exit/bias"] = exits.bias
-        described = {"margins": exits.margins, "shares": exits.shares}
-        text["exit"] = {name: list(values) for name, values in described.items()} | {"source": exits.source}
+        text["exit"] = {"margins": list(exits.margins), "shares": list(exits.shares), "source": exits.source}
     if golden is not None:
         tensors["golden/input"], tensors["golden/logits"] = golden.inputs, golden.logits
         text["golden"] = {name: list(digests) for name, digests in golden.digests.items()}
     Reader(tensors).network(text)
     return tensors, text
+
+
+def _tensors_of(layer: IntegerLayer, packed: Collection[str]) -> container.Tensors:
+    """The tensors of a layer by their names in a file. packed: the synapses whose weights lie two to a byte."""
+    tensors = {f"{layer.name}/bias": layer.bias}
+    for s in layer.synapses:
+        tensors[f"{s.name}/weight"] = pack(s.weight) if s.name in packed else s.weight
+    if layer.neuron is not None:
+        tensors[f"{layer.name}/thresholds"] = layer.neuron.thresholds
+        tensors[f"{layer.name}/reset"] = layer.neuron.reset
+    return tensors
+
+
+def _describe_layer(network: IntegerNetwork, layer: IntegerLayer, packed: Collection[str]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "name": layer.name,
+        "fraction": layer.fraction,
+        "unit": layer.unit.tolist(),
+        "synapses": [_describe(s, s.name in packed) for s in layer.synapses],
+    }
+    if (neuron := layer.neuron) is None:
+        return described | {"bound": readout_bound(network)}
+    largest = {s.name: network.largest(s) for s in layer.synapses}
+    described["bound"] = membrane_bound(layer, largest, network.timesteps)
+    described["neuron"] = {
+        "n_max": neuron.n_max,
+        "signed": neuron.signed,
+        "reset": neuron.reset_kind,
+        "leak": None if neuron.leak is None else list(neuron.leak),
+        "decay_reset": neuron.decay_reset,
+    }
+    if (mixing := neuron.mixing) is not None:
+        described["neuron"]["mixing"] = {"bits": mixing.bits, "weights": mixing.weights.tolist()}
+    return described
 
 
 def _describe(synapse: Synapse, packed: bool) -> dict[str, Any]:

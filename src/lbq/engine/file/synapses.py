@@ -67,17 +67,7 @@ class SynapseReader:
         source = fields.take("source", str)
         if source not in self.shapes:
             raise ArtefactError(f"{where} reads {source[:40]!r}, which is neither the input nor a layer before it")
-        pools = tuple(self._pool(p, where) for p in fields.take("pools", list))
-        if len(pools) > integer.MOST_POOLS:
-            raise ArtefactError(f"{where}: it may have {integer.MOST_POOLS} pools at most, not {len(pools)}")
-        in_shape = self.shapes[source]
-        for i, p in enumerate(pools):
-            if source == INPUT or (p.kind == "max" and any(q.kind == "sum" for q in pools[:i])):
-                raise ArtefactError(f"{where}: the input, and sums, cannot be pooled")
-            if in_shape[0] % p.channels:
-                raise ArtefactError(f"{where}: a pool over {p.channels} channels does not divide {in_shape[0]}")
-            in_shape = p.output(in_shape)
-            self._fits(where, in_shape)
+        pools, in_shape = self._pools(fields, source, where)
         if kind == "identity":
             if source == INPUT:
                 raise ArtefactError(f"{where}: the input cannot be an identity")
@@ -165,6 +155,21 @@ class SynapseReader:
         if int(weight.min()) < -LARGEST:
             raise ArtefactError(f"synapse {name!r}: its weights must be symmetric around zero")
         return weight
+
+    def _pools(self, fields: Fields, source: str, where: str) -> tuple[tuple[Pool, ...], Shape]:
+        """The pools between a source and a synapse, and the shape behind them."""
+        pools = tuple(self._pool(p, where) for p in fields.take("pools", list))
+        if len(pools) > integer.MOST_POOLS:
+            raise ArtefactError(f"{where}: it may have {integer.MOST_POOLS} pools at most, not {len(pools)}")
+        shape = self.shapes[source]
+        for i, p in enumerate(pools):
+            if source == INPUT or (p.kind == "max" and any(q.kind == "sum" for q in pools[:i])):
+                raise ArtefactError(f"{where}: the input, and sums, cannot be pooled")
+            if shape[0] % p.channels:
+                raise ArtefactError(f"{where}: a pool over {p.channels} channels does not divide {shape[0]}")
+            shape = p.output(shape)
+            self._fits(where, shape)
+        return pools, shape
 
     def _pool(self, value: Any, where: str) -> Pool:
         over_channels = self.version == LATER_VERSION and isinstance(value, dict) and "channels" in value
