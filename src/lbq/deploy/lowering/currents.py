@@ -191,35 +191,11 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
     _unpadded(f"layer {name!r}", value)
     size = value.shape[1:]
     if isinstance(module, nn.AdaptiveAvgPool2d):
-        sides: Any = module.output_size
-        sides = sides if isinstance(sides, (tuple, list)) else (sides, sides)
-        outputs = _pair(name, [side if out is None else out for side, out in zip(size, sides, strict=False)])
-        if outputs == size:
+        pool = _adaptive(name, module, size)
+        if pool.output(value.shape) == value.shape:
             return value
-        if any(out < 1 or side % out for side, out in zip(size, outputs, strict=True)):
-            raise GraphError(
-                f"layer {name!r}: adaptive pooling from {size} to {outputs} has windows of unequal size: choose sizes that "
-                "divide the input's"
-            )
-        kernel = (size[0] // outputs[0], size[1] // outputs[1])
-        pool = Pool("sum", kernel, kernel)
     else:
-        if isinstance(module, nn.MaxPool2d) and _pair(name, module.dilation) != (1, 1):
-            raise GraphError(f"layer {name!r}: dilated pooling is not supported: pool with dilation=1")
-        kind = "max" if isinstance(module, nn.MaxPool2d) else "sum"
-        kernel = _pair(name, module.kernel_size, 1)
-        as_kernel = isinstance(module.stride, (tuple, list)) and not module.stride  # an empty stride
-        stride = kernel if as_kernel else _pair(name, module.stride, 1)
-        pool = Pool(cast(Any, kind), kernel, stride, _pair(name, module.padding))
-        if module.ceil_mode and _reaches_over(size, pool):
-            raise GraphError(
-                f"layer {name!r}: ceil_mode lets its last window reach over the edge of {size}, which is not supported: use "
-                "sizes that its windows divide, or ceil_mode=False"
-            )
-        if isinstance(module, nn.AvgPool2d) and module.divisor_override:
-            raise GraphError(f"layer {name!r}: divisor_override is not supported: multiply by a number instead")
-        if isinstance(module, nn.AvgPool2d) and pool.padding != (0, 0) and not module.count_include_pad:
-            raise GraphError(f"layer {name!r}: padded average pooling needs count_include_pad=True")
+        pool = _windowed(name, module, size)
     if pool.kind == "max" and value.pools and value.pools[-1].kind == "sum":
         raise GraphError(f"layer {name!r}: max-pooling an average is not supported: max-pool first, or average alone")
     if pool.kind == "max" and (value.averaged or value.factor < 0):
@@ -230,6 +206,38 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
     if min(shape[1:]) < 1:
         raise TooSmall(f"layer {name!r}: {value.shape} is too small to pool: use larger images")
     return replace(value, shape=shape, pools=(*value.pools, pool), factor=value.factor * factor)
+
+
+def _adaptive(name: str, module: nn.AdaptiveAvgPool2d, size: tuple[int, int]) -> Pool:
+    sides: Any = module.output_size
+    sides = sides if isinstance(sides, (tuple, list)) else (sides, sides)
+    outputs = _pair(name, [side if out is None else out for side, out in zip(size, sides, strict=False)])
+    if any(out < 1 or side % out for side, out in zip(size, outputs, strict=True)):
+        raise GraphError(
+            f"layer {name!r}: adaptive pooling from {size} to {outputs} has windows of unequal size: choose sizes that "
+            "divide the input's"
+        )
+    kernel = (size[0] // outputs[0], size[1] // outputs[1])
+    return Pool("sum", kernel, kernel)
+
+
+def _windowed(name: str, module: nn.MaxPool2d | nn.AvgPool2d, size: tuple[int, int]) -> Pool:
+    if isinstance(module, nn.MaxPool2d) and _pair(name, module.dilation) != (1, 1):
+        raise GraphError(f"layer {name!r}: dilated pooling is not supported: pool with dilation=1")
+    kernel = _pair(name, module.kernel_size, 1)
+    as_kernel = isinstance(module.stride, (tuple, list)) and not module.stride  # an empty stride
+    stride = kernel if as_kernel else _pair(name, module.stride, 1)
+    pool = Pool("max" if isinstance(module, nn.MaxPool2d) else "sum", kernel, stride, _pair(name, module.padding))
+    if module.ceil_mode and _reaches_over(size, pool):
+        raise GraphError(
+            f"layer {name!r}: ceil_mode lets its last window reach over the edge of {size}, which is not supported: use "
+            "sizes that its windows divide, or ceil_mode=False"
+        )
+    if isinstance(module, nn.AvgPool2d) and module.divisor_override:
+        raise GraphError(f"layer {name!r}: divisor_override is not supported: multiply by a number instead")
+    if isinstance(module, nn.AvgPool2d) and pool.padding != (0, 0) and not module.count_include_pad:
+        raise GraphError(f"layer {name!r}: padded average pooling needs count_include_pad=True")
+    return pool
 
 
 def _reaches_over(size: tuple[int, int], pool: Pool) -> bool:
