@@ -14,7 +14,8 @@ import torch
 
 from lbq.errors import LbqError, RunError
 from lbq.runs import checkpoint
-from lbq.training import job, restoring
+from lbq.training import job
+from lbq.training.epoch_log import EpochLog
 from tests.support import small_runs
 from tests.support.attacks import put
 
@@ -115,7 +116,7 @@ def test_forged_checkpoints_are_refused(name: str, stopped: Stopped) -> None:
 def test_logs_are_checked_too(lines: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(lines)
     with pytest.raises(RunError) as error:
-        restoring.check_log(tmp_path / "metrics.jsonl", len(lines), 1)
+        EpochLog(tmp_path).check(len(lines), 1)
     assert message in str(error.value)
 
 
@@ -124,7 +125,7 @@ def test_a_log_of_another_epoch(stopped: Stopped, tmp_path: Path) -> None:
     text = json.dumps({**line, "epoch": 7}) + "\n"
     (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(RunError, match="line 1: its epoch is 7"):
-        restoring.check_log(tmp_path / "metrics.jsonl", len(text), 1)
+        EpochLog(tmp_path).check(len(text), 1)
 
 
 def test_the_checkpoint_itself_goes_on(stopped: Stopped) -> None:

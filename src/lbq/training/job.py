@@ -7,7 +7,6 @@ saving and stopping. Records go to a `Watcher`; nothing is printed.
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import os
 import signal
@@ -31,6 +30,7 @@ from lbq.system import files
 from lbq.system.signals import noting
 from lbq.training import evaluation, initial_weights, restoring
 from lbq.training.distributed import World
+from lbq.training.epoch_log import EpochLog
 from lbq.training.evaluation import evaluate_run as evaluate_run
 from lbq.training.optim import weight_decays
 from lbq.training.plan import plan_of
@@ -54,7 +54,7 @@ class Job:
         self.config, self.folder, self.watcher = config, folder, watcher
         self.device, self.world = device, world
         self.toml = config.to_toml()  # here, so that a configuration without a TOML form leaves no folder behind
-        self.metrics = folder / "metrics.jsonl"
+        self.log = EpochLog(folder)
         self.signal = 0
         self.saved_at, self.saving_seconds = time.monotonic(), 0.0
         self.rate_from: tuple[float, int] | None = None  # time and step that the rate is measured from
@@ -146,7 +146,7 @@ class Job:
         self.trainer.sentinel.check_weights(self.trainer.position)
         tensors, values = self.trainer.state()
         if self.world.main:
-            values["metrics_bytes"] = self.metrics.stat().st_size if self.metrics.exists() else 0
+            values["metrics_bytes"] = self.log.size
             values |= {"environment": self.environment, "earlier": self.earlier, "init_sha256": self.init_sha256}
             checkpoint.save(self.folder / CHECKPOINTS, tensors, values)
         self.saved_at = time.monotonic()
@@ -161,8 +161,8 @@ class Job:
         if loaded is None:
             if self.config.train.init_from:
                 self._start()
-            if self.world.main:
-                self._set_metrics_aside()
+            if self.world.main and (old_log := self.log.set_aside()) is not None:
+                self.watcher.restarted(old_log)
             return
         if loaded.values["config_hash"] != self.config.hash:
             raise RunError(f"{loaded.path} belongs to another configuration: choose another --out")
@@ -175,7 +175,7 @@ class Job:
         self._check_network(loaded)
         restoring.check(self.trainer, loaded)
         if self.world.main:
-            self._cut_metrics(loaded.values["metrics_bytes"], loaded.values["position"]["epoch"])
+            self.log.cut(loaded.values["metrics_bytes"], loaded.values["position"]["epoch"])
         self.trainer.restore(loaded.tensors, loaded.values)
         self.init_sha256 = loaded.values.get("init_sha256", "")  # older checkpoints do not say
         if self.world.main:
@@ -204,28 +204,6 @@ class Job:
                 f"{loaded.path} holds the weights of another network than {self.config.model.id} is now "
                 f"({other[0].removeprefix('model/')}): bring back the one it began with, or choose another --out"
             )
-
-    def _cut_metrics(self, length: int, epochs: int) -> None:
-        """Drop records of steps that will be trained again. What is left must be those of so many epochs."""
-        files.refuse_pipe(self.metrics, RunError)
-        size = self.metrics.stat().st_size if self.metrics.exists() else 0
-        if size < length:
-            raise RunError(f"{self.metrics} is shorter than its checkpoint says: start again in another folder")
-        restoring.check_log(self.metrics, length, epochs)
-        try:
-            if size > length:
-                os.truncate(self.metrics, length)
-        except OSError as error:
-            raise RunError(f"cannot write {self.metrics}: {error.strerror}") from error
-
-    def _set_metrics_aside(self) -> None:
-        """Rename the log of a training whose checkpoints are gone."""
-        if not self.metrics.exists() or not self.metrics.stat().st_size:
-            return
-        numbered = (self.metrics.with_name(f"{self.metrics.name}.{number}") for number in itertools.count(1))
-        old_log = next(path for path in numbered if not path.exists())
-        run_folder.rename(self.metrics, old_log)
-        self.watcher.restarted(old_log)
 
     def _start(self) -> None:
         """Start from weights that are there already."""
@@ -261,13 +239,7 @@ class Job:
 
     def _finish_epoch(self, record: EpochRecord) -> None:
         if self.world.main:
-            try:
-                with open(self.metrics, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(record)) + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise RunError(f"cannot write {self.metrics}: {error.strerror}; free some space") from error
+            self.log.append(record)
             self._tensorboard(record)
             self.watcher.epoch(record)
         rested = SAVING_SHARE * (time.monotonic() - self.saved_at) >= self.saving_seconds
@@ -290,7 +262,7 @@ class Job:
 
     def _result(self) -> dict[str, Any]:
         """Write the weights as they were tested (averaged, rounded), then `result.json`: the last epoch is the result."""
-        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        lines = self.log.lines()
         last = lines[-1]
         with self.trainer.averaged(), self.trainer.rounded():
             checksum = run_folder.write_weights(self.folder, self.trainer.net.state_dict())

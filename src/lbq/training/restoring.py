@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lbq.counting.outcomes import OUTCOMES
 from lbq.errors import RunError
-from lbq.results.schemas import EPOCH
 from lbq.runs.checkpoint import Loaded
-from lbq.system import files, schema
-from lbq.system.schema import Fields, Items, Maybe, Values, problem
+from lbq.system import schema
+from lbq.system.schema import Fields, Items, Values
 from lbq.training.trainer import Trainer
 
 REMEDY = "remove it, and --resume auto takes the one before, or start again in another folder"
@@ -36,15 +32,6 @@ VALUES = Fields(
         "init_sha256": schema.TEXT,
         "without_slots": Items(schema.TEXT),
     },
-)
-LOG_LINE = Fields(
-    {
-        **EPOCH.needed,
-        **dict.fromkeys(("test_accuracy", "holdout_accuracy"), Maybe(schema.PERCENT)),
-        **dict.fromkeys(("steps", "tails", "active"), Values(schema.NUMBER)),
-        "seconds": schema.AMOUNT,
-    },
-    {"outcomes": OUTCOMES},
 )
 
 
@@ -118,23 +105,3 @@ def slots(trainer: Trainer) -> Iterable[str]:
     if settings.name == "adamw":
         return ("step", "exp_avg", "exp_avg_sq")
     return ("momentum_buffer",) if settings.momentum else ()
-
-
-def check_log(path: Path, length: int, epochs: int) -> None:
-    """Refuse a log whose first `length` bytes are not the lines of so many epochs."""
-    lines = _lines(path, length)
-    remedy = "start again in another folder"
-    if len(lines) != epochs:
-        raise RunError(f"{path} holds {len(lines)} epochs, its checkpoint says {epochs}: {remedy}")
-    for number, line in enumerate(lines, 1):
-        wrong = problem(line, LOG_LINE) or ("" if line["epoch"] == number else f"its epoch is {line['epoch']}")
-        if wrong:
-            raise RunError(f"{path} is damaged: line {number}: {wrong}; {remedy}")
-
-
-def _lines(path: Path, length: int) -> list[Any]:
-    text = files.text_of(path, RunError)[:length] if path.exists() else ""
-    try:
-        return [json.loads(line) for line in text.splitlines()]
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is not the log of a run ({' '.join(str(error).split())[:80]})") from error
