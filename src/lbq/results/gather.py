@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lbq import engine
-from lbq.config import recipe
 from lbq.counting import analysis as analyze
 from lbq.counting.analysis import Analysis
 from lbq.engine.file.artefact import fingerprint
 from lbq.engine.published import is_deployed, resolve
 from lbq.errors import LbqError, RunError
-from lbq.results.result import SUFFIX_LETTERS, Gathered, Result
+from lbq.results import suffixes
+from lbq.results.result import Gathered, Result
 from lbq.results.schemas import FINISHED, INTEGER_RECORD, RECORD
 from lbq.system import files
 from lbq.system.schema import problem
@@ -24,8 +23,6 @@ from lbq.system.schema import problem
 ARCHIVE = "model.lbq"
 ANALYSIS, ACCOUNT = "analysis.json", "account.json"  # of lbq analyze and lbq account, in RUN/analysis or MODEL.analysis
 ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / ANALYSIS
-SHOWN_FACTS = ("dataset", "model", "timesteps", "n_max", "epochs")  # that tables and figures show beside a name
-MOST_SETTINGS, LONGEST_SUFFIX = 2, 48  # settings that a title names, and their letters
 CONVERSION = "conversion.json"  # in a folder that `lbq convert` wrote
 
 
@@ -64,7 +61,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
     for value, path in integers:
         _owner_of(value, path, gathered.results).integer = value
     _refuse_twins(gathered.results)
-    _tell_apart(gathered.results)  # before repeats are numbered, whose keys are their own
+    suffixes.tell_apart(gathered.results)  # before repeats are numbered, whose keys are their own
     _number_repeats(gathered.finished)
     if not (gathered.results or gathered.artefacts or gathered.benchmarks):
         raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
@@ -105,47 +102,6 @@ def _same_deployment(some: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two files are of one deployed network, as far as both say it. An older analysis does not name its network."""
     key = ("network_sha256",) if some.get("network_sha256") and other.get("network_sha256") else ("timesteps", "bits")
     return all(some[name] == other[name] for name in key if some.get(name) and other.get(name))
-
-
-def _tell_apart(results: Iterable[Result]) -> None:
-    """End the titles of runs that look the same, though their configurations differ, in the settings that differ; where these
-    are many or none, in a part of a hash.
-
-    Unfinished runs are apart: they have a table of their own, and do not know their split.
-    """
-    alike = defaultdict(list)
-    for result in results:
-        alike[result.finished, result.name, *(result.record.get(key) for key in SHOWN_FACTS)].append(result)
-    for some in alike.values():
-        if len(keys := {result.key for result in some}) > 1:
-            settings = _differing([result.record["config"] for result in some])
-            distinct = len(set(settings)) == len(keys) and max(map(len, settings)) <= LONGEST_SUFFIX
-            for result, text in zip(some, settings, strict=True):
-                result.suffix = f", {text}" if distinct else f" #{result.key[:SUFFIX_LETTERS]}"
-
-
-def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of each configuration, the settings that are not the same in all. Of an analysis alone none are known."""
-    flat = [_flat(recipe(config)) for config in configs]
-    names = sorted({name for one in flat for name in one} - {"analysis"})
-    other = [name for name in names if len({json.dumps(one.get(name)) for one in flat}) > 1]
-    if len(other) > MOST_SETTINGS:
-        return [""] * len(configs)
-    return [", ".join(f"{name}={_shown(one.get(name))}" for name in other) for one in flat]
-
-
-def _flat(config: Mapping[str, Any], lead: str = "") -> dict[str, Any]:
-    return {
-        name: value
-        for key, inner in config.items()
-        for name, value in (
-            _flat(inner, f"{lead}{key}.") if isinstance(inner, Mapping) else {lead + key: inner}
-        ).items()
-    }
-
-
-def _shown(value: object) -> str:
-    return "default" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def _number_repeats(results: Iterable[Result]) -> None:
