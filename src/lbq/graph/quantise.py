@@ -153,22 +153,25 @@ def _layer(
     unit = shared_unit(layer, np.broadcast_to(spec.step, layer.shape[:1]), bits, largest)
     convs = {s.name: integer_weights(s, unit, bits) for s in layer.synapses if s.kind == "conv"}
     bias = bias_in_units(layer, convs, unit, offset)
-    for fraction in reversed(range(MOST_FRACTION + 1)):
+
+    def with_fraction(fraction: int) -> IntegerLayer:
         fine = unit / 2**fraction
-        identities = {s.name: integer_identity(s, fine) for s in layer.synapses if s.kind != "conv"}
-        quantised = IntegerLayer(
+        return IntegerLayer(
             name=layer.name,
-            synapses=tuple({**convs, **identities}[s.name] for s in layer.synapses),
+            synapses=tuple(convs.get(s.name) or integer_identity(s, fine) for s in layer.synapses),
             bias=_clipped(np.rint(bias * 2**fraction)),
             shape=layer.shape,
             fraction=fraction,
             neuron=integer_neuron(spec, fine),
             unit=unit,
         )
-        bound = endless_bound(quantised, largest) if stream else membrane_bound(quantised, largest, timesteps)
-        if bound < MEMBRANE_BOUND:
-            break
-    else:
+
+    def fits(candidate: IntegerLayer) -> bool:
+        bound = endless_bound(candidate, largest) if stream else membrane_bound(candidate, largest, timesteps)
+        return bound < MEMBRANE_BOUND
+
+    quantised = next(filter(fits, map(with_fraction, range(MOST_FRACTION, -1, -1))), None)
+    if quantised is None:
         raise GraphError(
             f"layer {layer.name!r}: its membrane may reach 2^30: use fewer weight bits, a smaller n_max or fewer inputs "
             "(tokens, in attention)"
