@@ -91,9 +91,9 @@ def _number(low: float = -math.inf, high: float = math.inf) -> Callable[[Any], b
     return holds
 
 
-def whole(low: int) -> Callable[[Any], bool]:
-    """Whether a value is a whole number from `low`, in 64 bits."""
-    return lambda value: type(value) is int and low <= value < 2**63
+def whole(low: int, high: int = 2**63 - 1) -> Callable[[Any], bool]:
+    """Whether a value is a whole number from `low` to `high`, by default all that 64 bits hold."""
+    return lambda value: type(value) is int and low <= value <= high
 
 
 def _text(value: Any) -> bool:
@@ -102,9 +102,8 @@ def _text(value: Any) -> bool:
 
 
 TEXT = Kind("a text without control characters", _text)
-LEVELS = Kind("a whole number from 1 to 2^20", lambda value: type(value) is int and 0 < value <= 2**20)
-# of a level and its sign
-BITS = Kind("a whole number from 0 to 22", lambda value: type(value) is int and 0 <= value <= 22)
+LEVELS = Kind("a whole number from 1 to 2^20", whole(1, 2**20))
+BITS = Kind("a whole number from 0 to 22", whole(0, 22))  # of a level and its sign
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER = Kind("a number", _number())
 AMOUNT = Kind("a number, not negative", _number(0))
@@ -112,6 +111,6 @@ ABOVE = Kind("a number above 0", _number(math.ulp(0.0)))
 PLACE = Kind("a number from 0 to 2^53", _number(0, 2**53))  # whose bins can be counted
 PERCENT = Kind("a number from 0 to 100", _number(0, 100))
 COUNT = Kind("a whole number, not negative", whole(0))
-TALLY = Kind("a whole number, not negative", lambda value: type(value) is int and 0 <= value < 2**53)  # which add up
+TALLY = Kind("a whole number, not negative", whole(0, 2**53 - 1))  # which add up
 POSITIVE = Kind("a whole number above 0", whole(1))
 INTEGER = Kind("a whole number", whole(-(2**63)))
