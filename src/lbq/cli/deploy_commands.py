@@ -295,20 +295,24 @@ def export(
             )
         if window is not None:
             raise LbqError("--window is for --format c-step, not nir")
-        if reset is None:
-            raise LbqError(
-                "NIR leaves open what follows a spike: say what your reader does with --reset subtract or v_reset"
-            )
-        from lbq.deploy.deploy import graph_of_run
-        from lbq.export.nir import write_nir
-
-        with data_of_a_run():
-            graph = graph_of_run(subject, changes=changes or [])
-        size = write_nir(graph, out, reset, accept_ties)  # type: ignore[arg-type]  # which checks it
-        facts = {
-            "path": str(out),
-            "bytes": size,
-            "text": f"{out}: {size / 1e6:.2f} MB; docs/howto/export-nir.md says how it must be read",
-        }
+        facts = _export_nir(subject, changes, out, reset, accept_ties)
     text = facts.pop("text")
     print_result(as_json, facts, lambda: print_line(text))
+
+
+def _export_nir(run: Path, changes: list[str] | None, out: str, reset: str | None, accept_ties: bool) -> dict[str, Any]:
+    from lbq.deploy.deploy import graph_of_run
+    from lbq.export.nir import write_nir
+
+    if reset is None:
+        raise LbqError(
+            "NIR leaves open what follows a spike: say what your reader does with --reset subtract or v_reset"
+        )
+    with data_of_a_run():
+        graph = graph_of_run(run, changes=changes or [])
+    size = write_nir(graph, out, reset, accept_ties)  # type: ignore[arg-type]  # which checks it
+    return {
+        "path": str(out),
+        "bytes": size,
+        "text": f"{out}: {size / 1e6:.2f} MB; docs/howto/export-nir.md says how it must be read",
+    }

@@ -16,6 +16,7 @@ from lbq.engine import cuda
 from lbq.engine.convolution import Backend, Counts, add_counts
 from lbq.engine.engine import Engine, Network, thread_count
 from lbq.engine.method import Choice
+from lbq.engine.output import Output
 from lbq.errors import LbqError
 
 IMAGES_PER_BATCH = 256
@@ -44,6 +45,15 @@ class Evaluation:
     compared: int = 0
     differing: int = 0
     stopped: tuple[int, ...] = ()  # where images may stop early: how many did after 1, 2, ... timesteps
+
+    def compare(self, out: Output, other: Output) -> None:
+        """Count where the levels and logits of two engines differ."""
+        assert out.levels is not None
+        assert other.levels is not None
+        levels = [(mine, other.levels[name]) for name, mine in out.levels.items()]
+        for mine, theirs in (*levels, (out.logits, other.logits)):
+            self.compared += mine.size
+            self.differing += int((mine != theirs).sum())
 
     @property
     def total(self) -> Counts:
@@ -92,13 +102,7 @@ def evaluate(
         out = net.run(x, engine, trace, threads, backend, progress, exit)
         result.seconds += time.perf_counter() - started
         if against is not None:
-            other = net.run(x, against, trace, threads)
-            assert out.levels is not None
-            assert other.levels is not None
-            levels = [(mine, other.levels[name]) for name, mine in out.levels.items()]
-            for mine, theirs in (*levels, (out.logits, other.logits)):
-                result.compared += mine.size
-                result.differing += int((mine != theirs).sum())
+            result.compare(out, net.run(x, against, trace, threads))
         result.images += len(out.logits)
         if out.timesteps is not None:
             stopped += np.bincount(out.timesteps - 1, minlength=len(stopped))
