@@ -91,7 +91,7 @@ def test_ours_minus_theirs(tmp_path: Path) -> None:
     assert made.over_samples is not None
     assert made.over_samples[0] < 10.0 < made.over_samples[1]
     text = str(made)
-    assert text.startswith("ours    90.500 % of 2 trainings (90.00, 91.00), 95 %: ")
+    assert text.startswith("ours    90.500 % of 2 trainings (90.00, 91.00), in float, 95 %: ")
     assert "ours - theirs: +10.250 points\nover trainings, 95 %: +" in text
     assert text.endswith("(paired bootstrap, 600 samples)")
     one = compare(gather(paths[:1]).finished, gather(paths[2:3]).finished)
@@ -122,6 +122,46 @@ def test_what_compares_with_nothing_is_refused(tmp_path: Path) -> None:
     untested[0].record["test_accuracy"] = None
     with pytest.raises(LbqError, match="e.json has no test accuracy"):
         compare(good, untested)
+
+
+def test_users_data_of_one_name_must_be_the_same_files(tmp_path: Path) -> None:
+    right = np.arange(600) % 10 > 0
+    sides = [
+        gather([stored(tmp_path, name, 90.0, right, dataset="arrays", data_sha256=data)]).finished
+        for name, data in (("a", "1" * 64), ("b", "2" * 64), ("c", "1" * 64))
+    ]
+    with pytest.raises(
+        LbqError, match=r"a.json and .*b.json are of different data \(data_sha256\): compare networks of the"
+    ):
+        compare(sides[0], sides[1])
+    assert compare(sides[0], sides[2]).samples == 600
+
+
+def test_a_side_holds_trainings_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
+    right = np.arange(600) % 10 > 0
+    paths = [stored(tmp_path, name, 90.0, right, seed=seed) for seed, name in enumerate("ab")]
+    made = json.loads(paths[1].read_text())
+    made["config"]["optim"]["lr"] = 0.123
+    paths[1].write_text(json.dumps(made))
+    one, other = (gather([path]).finished for path in paths)
+    with pytest.raises(
+        LbqError, match=r"a.json and .*b.json differ in more than their seed: give trainings of one kind"
+    ):
+        compare([*one, *other], one)
+    assert compare(one, other).difference == 0.0
+
+
+def test_it_says_which_accuracies_are_on_integers(tmp_path: Path) -> None:
+    right = np.arange(600) % 10 > 0
+    paths = [stored(tmp_path, name, 90.0, right, seed=seed) for seed, name in enumerate("ab")]
+    one, other = (gather([path]).finished for path in paths)
+    one[0].integer = {"test_accuracy": 89.0}
+    mixed, in_float = compare(one, other), compare(one, other, in_float=True)
+    assert "ours    89.000 %, one training, on integers" in str(mixed)
+    assert "some are on integers and some in float: --float compares all in float" in str(mixed)
+    assert "ours    90.000 %, one training, in float" in str(in_float)
+    assert "some are" not in str(in_float)
+    assert [network["on_integers"] for network in mixed.to_dict()["ours"]["networks"]] == [True]
 
 
 def test_a_training_says_which_test_samples_are_right() -> None:

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.config import recipe_hash
 from lbq.counting.outcomes import unpacked
+from lbq.data.registry import OWN_DATA
 from lbq.errors import LbqError
 from lbq.results.result import Result
 
@@ -32,12 +34,13 @@ class Side:
     """Some networks of one kind, one for each training.
 
     sources: their files. accuracies: in percent. right: samples by their order, the mean over the networks; None where one of
-    them does not say it.
+    them does not say it. on_integers: whether each accuracy is the deployed network's.
     """
 
     sources: tuple[str, ...]
     accuracies: tuple[float, ...]
     right: NDArray[np.float64] | None
+    on_integers: tuple[bool, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -60,8 +63,8 @@ class Side:
     def to_dict(self) -> dict[str, Any]:
         return {
             "networks": [
-                {"source": source, "accuracy": accuracy}
-                for source, accuracy in zip(self.sources, self.accuracies, strict=True)
+                {"source": source, "accuracy": accuracy, "on_integers": on_integers}
+                for source, accuracy, on_integers in zip(self.sources, self.accuracies, self.on_integers, strict=True)
             ],
             "mean": self.mean,
             "deviation": self.deviation,
@@ -83,6 +86,8 @@ class Comparison:
 
     def __str__(self) -> str:
         lines = [f"{name:8}{_described(side)}" for name, side in (("ours", self.ours), ("theirs", self.theirs))]
+        if len({*self.ours.on_integers, *self.theirs.on_integers}) > 1:
+            lines.append("some are on integers and some in float: --float compares all in float")
         lines.append(f"ours - theirs: {self.difference:+.3f} points")
         percent = f"{100 * CONFIDENCE:.0f} %"
         if self.over_trainings is None:
@@ -118,10 +123,14 @@ def _shown(interval: Interval) -> str:
 def _described(side: Side) -> str:
     count = len(side.accuracies)
     each = ", ".join(f"{accuracy:.2f}" for accuracy in side.accuracies)
+    deployed = sum(side.on_integers)
+    where = "on integers" if deployed == count else "in float" if not deployed else f"{deployed} of them on integers"
     if side.interval is None:
-        return f"{side.mean:.3f} %, one training"
+        return f"{side.mean:.3f} %, one training, {where}"
     low, high = side.interval
-    return f"{side.mean:.3f} % of {count} trainings ({each}), {100 * CONFIDENCE:.0f} %: {low:.3f} to {high:.3f}"
+    return (
+        f"{side.mean:.3f} % of {count} trainings ({each}), {where}, {100 * CONFIDENCE:.0f} %: {low:.3f} to {high:.3f}"
+    )
 
 
 def compare(ours: Sequence[Result], theirs: Sequence[Result], in_float: bool = False, seed: int = 0) -> Comparison:
@@ -129,6 +138,7 @@ def compare(ours: Sequence[Result], theirs: Sequence[Result], in_float: bool = F
     datasets = {str(result.record["dataset"]) for result in (*ours, *theirs)}
     if len(datasets) > 1:
         raise LbqError(f"results of several datasets cannot be compared: {', '.join(sorted(datasets))}")
+    _check_same_data((*ours, *theirs))
     first, second = (_side(some, in_float) for some in (ours, theirs))
     samples = None
     over_samples = None
@@ -140,10 +150,31 @@ def compare(ours: Sequence[Result], theirs: Sequence[Result], in_float: bool = F
     return Comparison(first, second, first.mean - second.mean, welch(first, second), over_samples, samples)
 
 
+def _check_same_data(results: Sequence[Result]) -> None:
+    """Refuse users' own data of one name that are not the same files. What only an analysis is left of does not say it."""
+    known = [r for r in results if r.record["dataset"] in OWN_DATA and r.record.get("data_sha256")]
+    for other in known[1:]:
+        if other.record["data_sha256"] != known[0].record["data_sha256"]:
+            raise LbqError(
+                f"{known[0].source} and {other.source} are of different data (data_sha256): compare networks of the same"
+            )
+
+
+def _check_one_kind(results: Sequence[Result]) -> None:
+    """Refuse trainings of one side that differ in more than their seed."""
+    known = [r for r in results if not r.alone]
+    for other in known[1:]:
+        if recipe_hash(other.record["config"]) != recipe_hash(known[0].record["config"]):
+            raise LbqError(
+                f"{known[0].source} and {other.source} differ in more than their seed: give trainings of one kind on each side"
+            )
+
+
 def _side(results: Sequence[Result], in_float: bool) -> Side:
     if not results:
         raise LbqError("each side of a comparison needs at least one result")
-    accuracies, rights = [], []
+    _check_one_kind(results)
+    accuracies, rights, deployed = [], [], []
     for result in results:
         if result.limited:
             raise LbqError(
@@ -154,13 +185,14 @@ def _side(results: Sequence[Result], in_float: bool) -> Side:
         if accuracy is None:
             raise LbqError(f"{result.source} has no test accuracy: it was not tested, or is not finished")
         accuracies.append(accuracy)
+        deployed.append(on_integers)
         rights.append(_right(result, on_integers))
     sizes = {len(right) for right in rights if right is not None}
     if len(sizes) > 1:
         raise LbqError(f"results of test sets of {' and '.join(map(str, sorted(sizes)))} samples cannot be compared")
     known = [right for right in rights if right is not None]
     mean = np.mean(known, axis=0) if len(known) == len(rights) else None
-    return Side(tuple(result.source for result in results), tuple(accuracies), mean)
+    return Side(tuple(result.source for result in results), tuple(accuracies), mean, tuple(deployed))
 
 
 def _right(result: Result, on_integers: bool) -> NDArray[np.bool_] | None:
