@@ -340,3 +340,45 @@ def test_many_levels_are_not_all_printed() -> None:
     assert len(text.splitlines()[2].split()) == 6
     text = str(lbq.statistics(Two(neuron=BurstNeuron(n_max=10)), [batch(2, 5, 4)]))
     assert len(text.splitlines()[2].split()) == 5 + 10
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), batch(2, 3, 4, 5, 5)),
+        (nn.ConvTranspose1d(4, 6, 3, stride=2), batch(2, 3, 4, 7)),
+    ],
+)
+def test_transposed_convolutions_multiply_every_input_with_its_weights(layer: Any, x: Tensor) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sn, self.up = BurstNeuron(), layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.up(self.sn(x).flatten(0, 1))
+            return out
+
+    found = lbq.statistics(net := Net(), [x])
+    with record_levels(net) as levels, torch.no_grad():
+        net(x)
+    each = layer.weight[0].numel()  # an input meets so many weights
+    assert found.synapses["up"].macs == x.numel() * each
+    assert found.synapses["up"].unary == pytest.approx(float(levels["sn"].sum()) * each)
+
+
+def test_other_modules_with_weights_are_named_with_their_types() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sn, self.gru, self.attention = BurstNeuron(), nn.GRU(4, 4), nn.MultiheadAttention(4, 2)
+            self.norm, self.unused = nn.LayerNorm(4), nn.Bilinear(4, 4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.gru(self.sn(x)[0])[0])
+            out: Tensor = self.attention(y, y, y)[0]
+            return out
+
+    found = lbq.statistics(Net(), [batch(2, 3, 4)])
+    assert found.unknown == {"gru": "GRU", "attention": "MultiheadAttention"}
+    assert str(found).endswith("what they do with their weights: gru (GRU), attention (MultiheadAttention)")

@@ -1,7 +1,8 @@
 """What the neurons of any network do, whether or not it can be deployed: `lbq.statistics(net, batches)`.
 
-Neurons are watched while the network runs, on its own device. Convolutions and linear layers are counted where what they read
-is a neuron's output as it is, that is the same part of the same storage; all others are named, and not guessed.
+Neurons are watched while the network runs, on its own device. Convolutions, also transposed ones, and linear layers are
+counted where what they read is a neuron's output as it is, that is the same part of the same storage. All others, and other
+modules with weights, are named, and not guessed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,7 +34,8 @@ from lbq.neuron.baselines import MLF
 from lbq.neuron.hooks import attached, evaluating
 from lbq.training.evaluation import neuron_tails
 
-WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 # methods that no hook sees, and their implementations whose outputs are levels, worth a scale each
 PARTIAL_METHODS = {
     "forward_step": (SpikingNeuron.forward_step, MLF.forward_step),
@@ -46,6 +48,7 @@ class Statistics:
     """layers: the neurons that ran, in the order of their first calls. synapses: the layers that read a neuron's output as it
     is, with their counts over all samples, rate x MACs. others: layers that also, or only, read something else, and the MACs
     of that. idle: neurons that did not run. samples: how many there were; None where neurons saw batches of several sizes.
+    unknown: other modules that ran and hold weights of their own, with their types: nothing is known of their MACs.
 
     `print` gives tables. Products of tensors, as in attention, and functions of torch.nn.functional are not seen.
     """
@@ -55,6 +58,7 @@ class Statistics:
     others: dict[str, float]
     idle: tuple[str, ...]
     samples: int | None
+    unknown: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> LayerAnalysis:
         return {layer.name: layer for layer in self.layers}[name]
@@ -116,6 +120,7 @@ class _Watch:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     synapses: dict[str, Count] = field(default_factory=dict)
     others: dict[str, float] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
     # of neurons in this pass, by storage: which part of it an output is, and how often each level is in it
     outputs: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
     sizes: set[int] = field(default_factory=set)  # of the batches that neurons saw in this pass
@@ -125,8 +130,10 @@ class _Watch:
     def watching(self) -> Iterator[None]:
         readers = [
             module.register_forward_hook(self._reader(name), with_kwargs=True)
-            for name, module in self.net.named_modules()
             if any(type(module).forward is kind.forward for kind in WEIGHTED)
+            else module.register_forward_hook(self._stranger(name))
+            for name, module in self.net.named_modules()
+            if not isinstance(module, SpikingNeuron) and any(p.dim() > 1 for p in module.parameters(recurse=False))
         ]
         with attached(readers), watching(self.net, self._called), ExitStack() as stack:
             for (name, neuron), method in product(neurons_of(self.net).items(), PARTIAL_METHODS):
@@ -169,9 +176,10 @@ class _Watch:
         self.outputs[output.untyped_storage()] = _place(output), counts.sum(0)
 
     def _reader(self, name: str) -> Callable[..., None]:
-        def read(module: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
+        def read(module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
             x = inputs[0] if inputs else named["input"]
-            macs = float(output.numel() * module.weight[0].numel())
+            weight, numbers = cast(Tensor, module.weight), x if isinstance(module, TRANSPOSED) else output
+            macs = float(numbers.numel() * weight[0].numel())
             place, by_level = self.outputs.get(x.untyped_storage(), (None, None))
             if place != _place(x):
                 self.others[name] = self.others.get(name, 0.0) + macs
@@ -179,6 +187,12 @@ class _Watch:
                 self.synapses[name] = self.synapses.get(name, Count()) + _count(by_level, macs)
 
         return read
+
+    def _stranger(self, name: str) -> Callable[..., None]:
+        def ran(module: nn.Module, *_: Any) -> None:
+            self.unknown[name] = type(module).__name__
+
+        return ran
 
     def end_pass(self) -> None:
         """After each batch: it had one size, or it is not known."""
@@ -198,7 +212,7 @@ class _Watch:
             shape, n_max = self.shapes[name], neurons[name].n_max
             layers.append(LayerAnalysis(name, shape, n_max, float(step.mean()), ends, tails.get(name), levels))
         idle = tuple(name for name in neurons if name not in self.counts)
-        return Statistics(tuple(layers), self.synapses, self.others, idle, self.samples)
+        return Statistics(tuple(layers), self.synapses, self.others, idle, self.samples, self.unknown)
 
 
 def _by_timestep(x: Tensor, scale: Tensor, n_max: int) -> NDArray[np.int64]:
@@ -279,6 +293,9 @@ def _synapse_lines(statistics: Statistics) -> list[str]:
     if statistics.others:
         named = ", ".join(f"{name} ({macs / each:,.0f} MACs)" for name, macs in statistics.others.items())
         lines.append(f"not counted, because they read something else: {named}")
+    if statistics.unknown:
+        named = ", ".join(f"{name or 'the network'} ({kind})" for name, kind in statistics.unknown.items())
+        lines.append(f"not counted, because nothing is known of what they do with their weights: {named}")
     return lines
 
 
