@@ -14,7 +14,7 @@ from lbq import models
 from lbq.errors import GraphError
 from lbq.neuron import BurstNeuron
 from tests.support.own_nets import Own, rest
-from tests.support.small_nets import Functional
+from tests.support.small_nets import Functional, small
 
 IMAGES = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -93,3 +93,11 @@ def test_outputs_that_say_nothing_are_refused() -> None:
 def test_a_network_without_the_batch_in_front_is_refused() -> None:
     with pytest.raises(GraphError, match="one tensor with the batch in front"):
         lbq.check(Functional(lambda m, x: m.fc(x.flatten(1)).mean(0), fc=nn.Linear(64, 3)), IMAGES)
+
+
+def test_a_wrapped_network_is_checked_as_it_is_and_nothing_is_refused() -> None:
+    net = small("resnet8w2")
+    images = torch.randn(4, 3, 8, 8)
+    lbq.check(nn.DataParallel(net), images)
+    with pytest.raises(GraphError, match="net must be a torch.nn.Module, got NoneType"):
+        lbq.check(None, images)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lbq.deploy.lowering.faithful import unwrapped
 from lbq.deploy.verify import InFloat64
 from lbq.errors import GraphError
 from lbq.neuron.base import neurons_of
@@ -30,6 +31,8 @@ def check(net: nn.Module, images: Tensor | NDArray[Any], static: bool = True) ->
     static: False for event frames `[T, B, ...]`, whose batch is the second axis.
     """
     axis = 0 if static else 1
+    if not isinstance(net, nn.Module):
+        raise GraphError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     x = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < axis + 2 or x.shape[axis] < 2:
         raise GraphError(
@@ -38,7 +41,7 @@ def check(net: nn.Module, images: Tensor | NDArray[Any], static: bool = True) ->
     x = x.double()
     if torch.equal(x, x.flip(axis)):
         raise GraphError("images must differ from each other: of equal ones nothing can be said")
-    exact = copy.deepcopy(net).double().eval()
+    exact = copy.deepcopy(unwrapped(net)).double().eval()
     half = x.shape[axis] // 2
     with InFloat64():
         there, back, alone = exact(x), exact(x.flip(axis)), exact(x.narrow(axis, 0, half))
