@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -204,3 +205,20 @@ def test_every_listed_id_builds() -> None:
     for id in models.IDS:
         with torch.device("meta"):
             assert models.create(id).timesteps == 2
+
+
+def test_a_neurons_class_has_one_step_for_a_layer_as_by_its_name() -> None:
+    by_name = models.create("resnet8w2")
+    for choice in (BurstNeuron, partial(BurstNeuron, n_max=5)):
+        by_class = models.create("resnet8w2", neuron=choice)
+        assert {n: p.shape for n, p in by_class.named_parameters()} == {
+            n: p.shape for n, p in by_name.named_parameters()
+        }
+
+
+@pytest.mark.parametrize("timesteps", [0, -1, 2.0, "2"])
+def test_a_changed_number_of_timesteps_is_checked(timesteps: Any) -> None:
+    net = models.create("resnet8w2")
+    net.timesteps = timesteps
+    with pytest.raises(ValueError, match=f"timesteps must be a whole number above 0, got {timesteps!r}"):
+        net(torch.zeros(1, 3, 8, 8))

@@ -454,3 +454,11 @@ def test_every_number_that_is_not_learned_is_declared(name: str) -> None:
     neuron = create(name, timesteps=2)
     assert isinstance(neuron, SpikingNeuron)
     assert neuron.fixed_numbers().keys() == dict(neuron.named_buffers()).keys()
+
+
+def test_a_neuron_shows_the_decay_and_reset_that_it_uses() -> None:
+    neuron = BurstNeuron(learn_beta=True, learn_alpha=True)
+    with torch.no_grad():
+        neuron.beta.fill_(23.0)
+        neuron.alpha.fill_(-4.0)
+    assert "beta=1, alpha=0," in repr(neuron)

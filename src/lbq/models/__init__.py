@@ -82,7 +82,8 @@ def create(
         timesteps: how often a static image is shown; event frames `[T, B, C, H, W]` bring their own T.
         neuron: a name in `lbq.neuron.NEURONS`; a mapping with `name` and that neuron's options, such as
             `{"name": "lbq", "n_max": 10}`; or a callable that returns a fresh module. The callable receives `channels`
-            and `timesteps` if it has arguments of these names.
+            and `timesteps` if it has arguments of these names; a neuron's class gets no `channels`, so that it has one
+            step for a layer, as by its name.
         in_channels: 2 for event frames.
         stem_stride: 2 halves the resolution in the stem (CIFAR-stem ResNets only).
         dropout: share of features dropped before the classifier while training.
@@ -216,6 +217,8 @@ def neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
         accepts = set(inspect.signature(factory).parameters)
     except ValueError:  # some built-in callables have no signature
         accepts = set()
+    if _is_neuron(factory.func if isinstance(factory, partial) else factory):
+        accepts.discard("channels")  # which would make a step for each channel
 
     def make(channels: int) -> nn.Module:
         module = factory(**{k: v for k, v in {"channels": channels, "timesteps": timesteps}.items() if k in accepts})
@@ -224,6 +227,10 @@ def neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
         return module
 
     return make
+
+
+def _is_neuron(factory: object) -> bool:
+    return isinstance(factory, type) and issubclass(factory, neurons.SpikingNeuron)
 
 
 _submodules(__name__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 import torch.fx
 from torch import Tensor, nn
 
@@ -36,7 +37,13 @@ def unfold_time(y: Tensor, like: Tensor, timesteps: int | None = None, spatial: 
         return y.unflatten(0, like.shape[:2])
     if timesteps is None:
         raise ValueError("timesteps must be given where a static batch, without time in front, enters the network")
+    _check(timesteps)
     return y.unsqueeze(0).expand(timesteps, *y.shape)
+
+
+def _check(timesteps: int) -> None:
+    if not isinstance(timesteps, int | torch.SymInt) or timesteps < 1:
+        raise ValueError(f"timesteps must be a whole number above 0, got {timesteps!r}")
 
 
 def traced_leaf(function: Callable[..., Tensor], x: Any, *args: Any) -> Tensor | None:
@@ -81,6 +88,8 @@ def fire(
     y = layer(fold_time(x, spatial))
     if isinstance(neuron, SpikingNeuron | ReLU) and not isinstance(y, torch.fx.Proxy):
         static = x.dim() == spatial + 1
+        if static and timesteps is not None:
+            _check(timesteps)
         steps = timesteps if static else x.shape[0]
         if steps is not None and not (static and residual is not None) and neuron.fuses(y, norm, steps):
             sequence = y if static else y.unflatten(0, x.shape[:2])

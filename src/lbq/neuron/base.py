@@ -297,10 +297,13 @@ class SpikingNeuron(nn.Module, ABC):
             low, high = ("?", "?") if value.is_meta else (f"{value.min():.4g}", f"{value.max():.4g}")
             return f"[{low}..{high}]" if value.dim() else low
 
-        beta = f" beta={shown(self.beta.detach())}," if self.membrane == "lif" else ""
+        def used(name: str) -> str:  # clamped
+            return shown(self._within(name).detach())
+
+        beta = f" beta={used('beta')}," if self.membrane == "lif" else ""
         return (
             f"n_max={self.n_max}, step={shown(self.step.detach())}, membrane={self.membrane!r},{beta} "
-            f"alpha={shown(self.alpha.detach())}, surrogate={self.surrogate.name!r}"
+            f"alpha={used('alpha')}, surrogate={self.surrogate.name!r}"
         )
 
 
