@@ -103,17 +103,29 @@ def test_the_picture_has_short_names_and_a_colour_for_each() -> None:
     """The words have the long name; runs of another recipe begin their colours anew in other figures."""
     lead = of_cifar(name="LBQ, sharpness-aware in the last epochs", test_accuracy=99.0)
     other = of_cifar(
-        name="LBQ, other weights", timesteps=1, weights_sha256="d" * 64, config={"optim": {"norm_decay": True}}
+        name="V1, trained on other weights",
+        timesteps=1,
+        weights_sha256="d" * 64,
+        config={"optim": {"norm_decay": True}},
     )
     (story,) = stories(Gathered([lead, other, ann()]))
-    assert [row.name for row in story.rows] == ["LBQ, T=2", "ANN", "LBQ, T=1"]
+    assert [row.name for row in story.rows] == ["LBQ", "ANN", "V1"]
     assert len({row.series for row in story.rows}) == 3
     assert sentences(story)[0].startswith("**LBQ, sharpness-aware in the last epochs** reads")
-    twins = [of_cifar(name=f"LBQ, the long name of one {i}", weights_sha256=f"{i}" * 64) for i in range(2)]
-    assert sorted(row.name for row in stories(Gathered(twins))[0].rows if row.name != "ANN") == [
-        "LBQ, the long name of one 0",
-        "LBQ, the long name of one 1",
-    ]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("LBQ, optim.lr=0.2", "LBQ, optim.lr=0.05"),  # one fits, one does not
+        ("LBQ, the long name of one", "LBQ, the long name of another"),
+        ("LBQ", "LBQ, averaged over all epochs"),
+    ],
+)
+def test_names_that_begin_alike_are_told_in_full(names: tuple[str, str]) -> None:
+    runs = [of_cifar(name=name, weights_sha256=f"{i}" * 64) for i, name in enumerate(names)]
+    (story,) = stories(Gathered(runs))
+    assert {row.name for row in story.rows if row is not story.ann} == set(names)
 
 
 def test_a_long_name_keeps_its_place() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from lbq.counting.costs import costs
@@ -91,7 +91,7 @@ def _story(groups: Sequence[Group], series: dict[str, int], technology: Technolo
     colours = [series[g.first.source] % SERIES for g in shown]
     if len({*colours, ANN_SERIES}) <= len(colours):  # other recipes count their colours anew
         colours = list(range(len(shown)))
-    (name, colour), *looks = zip(_short(shown, full), colours, strict=True)
+    (name, colour), *looks = zip(_short(full), colours, strict=True)
     row = _row(lead, name, colour, technology)
     beside = None
     if ann is not None or row.operations is not None:
@@ -115,12 +115,13 @@ def _others(lead: Group, groups: Sequence[Group]) -> list[Group]:
     return ranked
 
 
-def _short(groups: Sequence[Group], full: Sequence[str]) -> list[str]:
-    """Each long name up to its first comma, with T or N where these tell it from the others; in full where they do not."""
-    heads = [replace(g.first, record={**g.record, "name": g.title.partition(", ")[0]}) for g in groups]
-    short = titles([[head] for head in heads])
-    few = [name if len(name) <= NAME_LETTERS else brief for name, brief in zip(full, short, strict=True)]
-    return [brief if few.count(brief) == 1 else name for brief, name in zip(few, full, strict=True)]
+def _short(full: Sequence[str]) -> list[str]:
+    """Each long name up to its first comma where no other begins so; the others in full, for what follows tells them apart."""
+    heads = [name.partition(", ")[0] for name in full]
+    return [
+        head if len(name) > NAME_LETTERS and heads.count(head) == 1 else name
+        for head, name in zip(heads, full, strict=True)
+    ]
 
 
 def _row(group: Group, name: str, series: int, technology: Technology) -> Row:
