@@ -126,6 +126,7 @@ def test_demo_table(call: Call, demo_run: Demo, tmp_path: Path, monkeypatch: pyt
         "LBQ, learned step",
         "binary LIF",
         "bit kAC",
+        "Counts are border-exact: padding is left out. The report's rate x MACs include it and are higher.",
         "modelled",
         "learned steps",
         "layer3.0.sn2",

@@ -55,6 +55,15 @@ def test_the_page_leads_with_it(gathered: Gathered) -> None:
     assert order == sorted(order)
     assert "the ANN of the same network" in page
     assert "million accumulations</b>, where the ANN takes" in page
+    assert "Both include padding: accumulations are counted as rate x MACs" in page
+
+
+def test_the_headlines_counts_are_the_higher_ones(gathered: Gathered) -> None:
+    """As the words beside them say, here and under the demo's table, whose counts are border-exact."""
+    for group in gathered.groups:
+        for exact, rate in accounts_of(group):
+            assert rate.executed > exact.executed
+            assert rate.ann_macs > exact.ann_macs
 
 
 def test_what_lacks_is_named_with_its_remedy() -> None:

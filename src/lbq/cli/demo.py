@@ -174,6 +174,7 @@ def render_demo(result: DemoResult) -> None:
         rows,
     )
     console.print("kAC: thousand accumulations per image, unary (S) and by bit planes (popcount S).")
+    console.print("Counts are border-exact: padding is left out. The report's rate x MACs include it and are higher.")
     console.print("energy: modelled arithmetic per image (45 nm, Horowitz 2014), not measured.")
     low, high = min(result.steps.values()), max(result.steps.values())
     console.print(

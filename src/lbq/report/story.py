@@ -252,6 +252,7 @@ def sentences(story: Story) -> list[str]:
             f"An image takes **{shown_number(lead.operations)} million accumulations**, where the ANN takes "
             f"{shown_number(ann.operations)} million multiplications."
         )
+        said.append("Both include padding: accumulations are counted as rate x MACs, as the paper counts them.")
         said.append(
             f"Modelled, that is {_share(lead.paper, ann.paper, 'the energy of the ANN')} at the paper's prices, float "
             f"against float, and **{_share(lead.memory, ann.memory, 'that of an int8 ANN')}** once memory is counted."
