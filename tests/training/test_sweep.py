@@ -19,6 +19,8 @@ import torch
 from lbq.cli.render import render_sweep
 from lbq.config import Config
 from lbq.errors import ConfigError, RunError, Stopped
+from lbq.report.formats import markdown
+from lbq.report.tables import runs_table
 from lbq.results.result import Gathered, Result
 from lbq.runs import run_folder
 from lbq.system import files
@@ -450,6 +452,9 @@ def test_what_was_held_out_is_in_the_table(capsys: pytest.CaptureFixture[str]) -
         table = capsys.readouterr().out
         assert ("Held out %" in table) is (shown is not None)
         assert shown is None or shown in table
+        assert "Accuracy of the last epoch" in table
+        assert "SHA-256" not in table  # a note on columns that only the page has
+        assert "SHA-256" in markdown([runs_table(Gathered([result]))])
         member = Member(Path("a.toml"), (), Config(), Path("out/a-s0"))
         outcome = Outcome([(member, "done")], Gathered([result]), None)
         assert outcome.to_dict()["runs"][0]["holdout_accuracy"] == held_out

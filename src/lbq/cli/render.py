@@ -64,10 +64,10 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def render_table(table: Table, *left_out: str) -> None:
-    """Print a table of the report and its notes. left_out: columns for which a terminal has no room."""
+    """Print a table of the report and its notes. left_out: columns for which a terminal has no room, nor for their notes."""
     rows = table.texts(*left_out)
     print_table(table.title, list(rows[0]), [list(row.values()) for row in rows])
-    for note in table.notes:
+    for note in table.notes_without(*left_out):
         print_line(note)
 
 

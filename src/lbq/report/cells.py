@@ -38,14 +38,23 @@ class Row:
 
 
 class Table:
-    """id: short and unique in a report. columns: their names, separated by `; `. `#` marks those of numbers."""
+    """id: short and unique in a report. columns: their names, separated by `; `. `#` marks those of numbers.
+
+    of_columns: the columns that some of the notes are about, by the note.
+    """
 
     def __init__(self, id: str, title: str, columns: str, *notes: str) -> None:
         names = columns.split("; ")
         self.id, self.title, self.notes = id, title, list(notes)
         self.columns = [name.removeprefix("#") for name in names]
+        self.of_columns: dict[str, tuple[str, ...]] = {}
         self.numeric = {i for i, name in enumerate(names) if name.startswith("#")}
         self.rows: list[Row] = []
+
+    def note(self, text: str, *columns: str) -> None:
+        """A note on columns: where a table is shown without these, it has no place."""
+        self.notes.append(text)
+        self.of_columns[text] = columns
 
     def add(self, *cells: Content, kind: Kind = "") -> None:
         if len(cells) != len(self.columns):
@@ -57,6 +66,11 @@ class Table:
         filled = [i for i in range(len(self.columns)) if any(row.cells[i].text for row in self.rows)]
         shown = [i for i in filled if self.columns[i] not in left_out]
         return [{self.columns[i]: row.cells[i].text for i in shown} for row in self.rows]
+
+    def notes_without(self, *left_out: str) -> list[str]:
+        """The notes, but for those on columns `left_out` alone."""
+        on = self.of_columns
+        return [note for note in self.notes if not (on.get(note) and set(on[note]) <= set(left_out))]
 
     def ours(self, id: str) -> Table:
         """Our rows alone, without the column that says whose they are, under the title without the paper's number."""

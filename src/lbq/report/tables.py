@@ -72,8 +72,8 @@ def runs_table(gathered: Gathered) -> Table:
         "Accuracy of the last epoch on the test set; mean ± sample standard deviation over seeds, a single seed has none.",
         *[HELD_OUT_NOTE] * held_out,
         *[LIMIT_NOTE] * any(r.limited for r in gathered.finished),
-        "Config and weights: first digits of their SHA-256.",
     )
+    table.note("Config and weights: first digits of their SHA-256.", "Config", "Weights")
     for group in gathered.groups:
         dataset, network, epochs = cells.setting_cells(group)
         sources = [result.source for result in group.results]
