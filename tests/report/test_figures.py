@@ -207,8 +207,7 @@ def test_points_of_costs_are_numbered_and_listed() -> None:
     for i in range(1, count + 4):
         assert len(re.findall(rf"bold[^>]*>{i}</text>", energy.svg)) == 2  # at its point and in the list
     assert "V3 (learned + box), ours" in energy.svg
-    for i in range(count + 1, count + 4):
-        assert len(re.findall(rf"bold[^>]*>{i}</text>", counts.svg)) == 2
+    assert labels(counts.svg) == ["1", "2", "3"]  # counted anew
     places = re.findall(r'cx="([\d.]+)"[^>]*class="mark s0"><title>(?!published)', counts.svg)
     assert len(set(places)) == 3  # side by side
     assert "ours" in counts.caption
@@ -217,14 +216,32 @@ def test_points_of_costs_are_numbered_and_listed() -> None:
         assert "Our" not in figure.caption
 
 
+def labels(svg: str) -> list[str]:
+    """The numbers that stand both at a point and in the list below, in its order."""
+    listed = re.findall(r'text-anchor="end" class="bold small">(\d+)</text>', svg)
+    assert sorted(listed) == sorted(re.findall(r'class="bold small halo">(\d+)</text>', svg))
+    return listed
+
+
+def test_numbers_have_no_gaps_where_a_run_has_no_place() -> None:
+    """A run without an accuracy is in no figure of accuracies, one without a number in none of counts."""
+    untested = of_cifar(seed=0, variant="v1", test_accuracy=None)
+    many = [of_cifar(seed=i, test_accuracy=95 + 0.1 * i, n_max=3 + i % 3) for i in range(1, 9)]
+    energy, _ = cost_figures(accounts(Gathered([untested, of_cifar(seed=1)]).groups))
+    assert labels(energy.svg) == [str(i) for i in range(1, len(list(paper.cost_rows())) + 2)]
+    _, counts = cost_figures(accounts(Gathered([untested, *many]).groups))
+    assert labels(counts.svg) == ["1", "2", "3"]
+    listed = [re.sub(r", ours$", "", name) for name in re.findall(r">([^<]+, ours)<", counts.svg)]
+    assert listed == ["LBQ, N_max = 3", "LBQ, N_max = 4", "LBQ"]  # from left to right
+
+
 def test_of_many_runs_the_costs_number_those_that_matter() -> None:
     """Nine runs of equal counts: the best of them, and the best of each N_max."""
     results = [of_cifar(seed=i, test_accuracy=95 + 0.1 * i, n_max=5 if i else 3) for i in range(9)]
     energy, counts = cost_figures(accounts(Gathered(results).groups))
     first = len(list(paper.cost_rows())) + 1
-    for figure in (energy, counts):
-        assert all(len(re.findall(rf"bold[^>]*>{i}</text>", figure.svg)) == 2 for i in (first, first + 1))
-        assert not re.search(rf"bold[^>]*>{first + 2}</text>", figure.svg)
+    assert labels(energy.svg) == [str(i) for i in range(1, first + 2)]
+    assert labels(counts.svg) == ["1", "2"]
     assert "Small: 7 more runs of ours." in energy.caption
     assert "Left out: 7 more runs of ours" in counts.caption
     assert len(re.findall(r'class="mark s1"', energy.svg)) == 9 + 2

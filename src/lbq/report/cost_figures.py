@@ -16,6 +16,7 @@ from lbq.report.cells import PAPER_TIMESTEPS, title_at
 from lbq.report.cost_tables import accounts_of
 from lbq.report.figures import Figure, padded, unbeaten
 from lbq.report.plot import Plot
+from lbq.report.svg import Point
 from lbq.results import paper
 from lbq.results.result import Group
 
@@ -26,9 +27,9 @@ MOST_NUMBERED = 8  # of our runs; of more, those that matter
 
 @dataclass(frozen=True)
 class _Ours:
-    """A run of ours in the paper's setting. number: its label in these figures; None: it has none."""
+    """A run of ours in the paper's setting. numbered: whether figures label and list it; each counts them anew."""
 
-    number: int | None
+    numbered: bool
     name: str
     group: Group
     account: Account
@@ -40,12 +41,10 @@ def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology:
     keys = ("dataset", "model", "timesteps")
     chosen = [(g, rate) for g, _, rate in measured if tuple(g.record[key] for key in keys) == setting]
     budgets = len({g.record["epochs"] for g, _ in chosen})
-    ours, numbers = [], itertools.count(len(paper.cost_rows()) + 1)
-    numbered = _numbered(chosen)
+    ours, numbered = [], _numbered(chosen)
     for group, rate in chosen:
         epochs = f", {group.record['epochs']} ep" if budgets > 1 else ""
-        number = next(numbers) if any(group is one for one in numbered) else None
-        ours.append(_Ours(number, title_at(group) + epochs, group, rate))
+        ours.append(_Ours(any(group is one for one in numbered), title_at(group) + epochs, group, rate))
     return [_accuracy_energy(ours, technology), _counts(ours)]
 
 
@@ -68,12 +67,13 @@ def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
         (str(i), 0, f"{name}, {theirs}", energy_mj(operations, technology.paper), accuracy)
         for i, (name, accuracy, operations) in enumerate(paper.cost_rows(), 1)
     ]
+    numbers = itertools.count(len(points) + 1)
     for o in ours:
         if o.group.mean is not None:
             energy = statistics.fmean(
                 energy_mj(rate.operations(), technology.paper) for _, rate in accounts_of(o.group)
             )
-            points.append(("" if o.number is None else str(o.number), 1, f"{o.name}, ours", energy, o.group.mean))
+            points.append((str(next(numbers)) if o.numbered else "", 1, f"{o.name}, ours", energy, o.group.mean))
     energies, named = [e for *_, e, _ in points], [point for point in points if point[0]]
     plot = Plot(
         "Accuracy against modelled energy",
@@ -102,8 +102,8 @@ def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
 def _counts(ours: Sequence[_Ours]) -> Figure:
     """Every N_max has a band, with the published point first and our runs beside it."""
     published = {int(m[5:-1]): v for m, v in paper.ACCUMULATIONS.items() if m.startswith("LBQ")}
-    left_out = sum(o.number is None for o in ours)
-    ours = [o for o in ours if o.number is not None and not o.account.unit_events]
+    left_out = sum(not o.numbered for o in ours)
+    ours = [o for o in ours if o.numbered and not o.account.unit_events]
     bands: dict[int, list[_Ours]] = {n: [] for n in sorted({*published, *(int(o.group.record["n_max"]) for o in ours)})}
     for o in ours:
         bands[int(o.group.record["n_max"])].append(o)
@@ -129,22 +129,23 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
         points = [(starts[n], pair[series] / 1e3) for n, pair in published.items()]
         tips = [f"published, N_max {n}, {name}: {pair[series]:.1f} M" for n, pair in published.items()]
         plot.line(points, series, tips, hollow=True)
-    rows, numbered, others = [], [], []
+    numbered: list[tuple[Point, str]] = []
+    rows, others = [], []
     for n, inside in bands.items():
         for i, o in enumerate(inside, 1):
             unary, sparse = o.account.total.unary / 1e6, o.account.total.bit_sparse / 1e6
             places = [plot.at((starts[n] + i, value / 1e3)) for value in (unary, sparse)]
             for series, value in enumerate((unary, sparse)):
                 plot.mark(*places[series], series, 4.5, f"{o.name}, N_max {n}: {value:.1f} M")
-            numbered.append((places[0], str(o.number)))
+            numbered.append((places[0], str(len(numbered) + 1)))
             others.append(places[1])
-            rows.append((o.number, o.name, f"{unary:.1f} and {sparse:.1f} M"))
+            rows.append((numbered[-1][1], None, f"{o.name}, ours", f"{unary:.1f} and {sparse:.1f} M"))
     plot.numbers(numbered, others)
     plot.legend([("unary", 0), ("bit-sparse", 1)])
-    plot.listing([(str(number), None, f"{name}, ours", value) for number, name, value in sorted(rows)])
+    plot.listing(rows)
     caption = "For an image, as rate x MACs. Hollow and joined: published."
     if ours:
-        caption += " Filled: ours, under their numbers of the figure before; the list says unary and bit-sparse counts."
+        caption += " Filled and numbered: ours; the list says unary and bit-sparse counts."
     if left_out:
         caption += f" Left out: {left_out} more runs of ours, which Table 6 has."
     return Figure("counts", plot.title, caption, plot.svg())
