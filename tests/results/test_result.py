@@ -14,6 +14,8 @@ import pytest
 from lbq.errors import LbqError
 from lbq.report.cells import images_cells, integer_cell, title_at
 from lbq.report.layer_figures import layer_figures
+from lbq.report.page import all_figures, render
+from lbq.report.story import stories
 from lbq.report.tables import all_tables, layer_table, runs_table
 from lbq.results.gather import gather
 from lbq.results.result import Gathered, Group, Result, names
@@ -130,6 +132,64 @@ def test_no_hash_is_needed_where_a_column_tells_runs_apart(tmp_path: Path, shown
     results = gather([stored(tmp_path, f"{i}.json", made) for i, made in enumerate((first, second))]).results
     assert [r.title for r in results] == ["LBQ", "LBQ"]
     assert len(set(names(results))) == 2
+
+
+def own_run(folder: Path, place: int, root: str, data: str, **facts: Any) -> None:
+    """A run folder on a user's own data, as `own_record` reads it."""
+    (folder / f"{place}").mkdir()
+    (folder / f"{place}" / "config.toml").write_text(f'[data]\nname = "arrays"\nroot = "{root}"\n')
+    own = {"dataset": "arrays", "data_sha256": data * 32, "weights_sha256": f"{place:064d}", **facts}
+    stored(folder / f"{place}", "own.json", own)
+
+
+def own_record(folder: Path) -> dict[str, Any]:
+    made = record(**json.loads((folder / "own.json").read_text()))
+    made["config"] = {**made["config"], "data": {"name": "arrays", "root": ""}}
+    return made
+
+
+def test_a_users_own_data_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    own_run(tmp_path, 0, "here/leaves", "ab", seed=0)
+    own_run(tmp_path, 1, "here/leaves", "ab", seed=1)
+    alone = gather([tmp_path], own_record)
+    assert [(r.dataset, r.title) for r in alone.results] == [("arrays", "LBQ")] * 2
+    own_run(tmp_path, 2, "here/mice", "cd")
+    own_run(tmp_path, 3, "here/mice", "", unfinished=True, test_accuracy=None)  # whose data its folder tells
+    gathered = gather([tmp_path], own_record)
+    leaves, mice = "arrays (leaves)", "arrays (mice)"
+    assert [(r.dataset, r.title) for r in gathered.results] == [(d, "LBQ") for d in (leaves, leaves, mice, mice)]
+    assert [len(group.results) for group in gathered.groups] == [2, 1]
+    assert names([group.first for group in gathered.groups]) == [f"LBQ, {leaves}", f"LBQ, {mice}"]
+    told = [story for story in stories(gathered) if not story.chosen]
+    assert {story.dataset for story in told} == {leaves, mice}
+    page = render(gathered)
+    assert "highest of" not in page
+    assert all(f"of the test images of {dataset} right" in page for dataset in (leaves, mice))
+    ids = [figure.id for figure in all_figures(gathered)]
+    assert len(set(ids)) == len(ids)
+    assert [row.cells[1].text for row in runs_table(gathered).rows] == [leaves, mice]
+
+
+@pytest.mark.parametrize("roots", [("a/images", "b/images"), ("a/leaves", ""), ("a/leaves", ".")])
+def test_data_in_folders_of_one_name_or_of_none_are_told_apart_by_their_hashes(
+    tmp_path: Path, roots: tuple[str, str]
+) -> None:
+    for place, (root, data) in enumerate(zip(roots, ("ab", "cd"), strict=True)):
+        own_run(tmp_path, place, root, data)
+    assert [r.dataset for r in gather([tmp_path], own_record).results] == [
+        "arrays (data ababab)",
+        "arrays (data cdcdcd)",
+    ]
+
+
+def test_data_of_records_are_told_apart_where_they_are_the_users_own(tmp_path: Path) -> None:
+    for name, dataset, expected in (
+        ("arrays", "Leaves", ["Leaves (data ababab)", "Leaves (data cdcdcd)", "Leaves (data not known)"]),
+        ("cifar10", "cifar10", ["cifar10"] * 3),
+    ):
+        for place, data in enumerate(("ab", "cd", "")):
+            run(tmp_path, place, 0, {"data": {"name": name}}, dataset=dataset, data_sha256=data * 32)
+        assert [r.dataset for r in gather([tmp_path]).results] == expected
 
 
 def test_a_repeat_says_which_configuration_it_repeats(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def cell(value: str | float | None, digits: int | None = None) -> Cell:
 
 
 def dataset_name(result: Result | Group) -> str:
-    return shown_dataset(str(result.record["dataset"]))
+    return shown_dataset(result.dataset)
 
 
 def shown_dataset(name: str) -> str:

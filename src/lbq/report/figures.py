@@ -36,7 +36,7 @@ def series_of(gathered: Gathered) -> dict[str, int]:
     times = Counter[tuple[str, str]]()
     series: dict[str, int] = {}
     for results in by_key(gathered.results):
-        figure = (str(results[0].record["dataset"]), results[0].recipe)
+        figure = (results[0].dataset, results[0].recipe)
         series |= {result.source: times[figure] for result in results}
         times[figure] += 1
     return series
@@ -76,7 +76,7 @@ def by_task(results: Sequence[Result], draw: Draw) -> list[Figure]:
 
     tasks: dict[str, dict[str, list[Result]]] = {}
     for result in results:
-        tasks.setdefault(str(result.record["dataset"]), {}).setdefault(result.recipe, []).append(result)
+        tasks.setdefault(result.dataset, {}).setdefault(result.recipe, []).append(result)
     known = list(REGISTRY)
     datasets = sorted(tasks, key=lambda dataset: known.index(dataset) if dataset in known else len(known))
     slugs = [slug(dataset, DATASET_LETTERS) for dataset in datasets]

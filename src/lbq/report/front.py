@@ -42,7 +42,7 @@ def front_figures(gathered: Gathered) -> list[Figure]:
     """One for each dataset and network of which enough was counted."""
     alike: dict[tuple[str, str], list[Group]] = {}
     for group in gathered.groups:
-        alike.setdefault((str(group.record["dataset"]), str(group.record["model"])), []).append(group)
+        alike.setdefault((group.dataset, str(group.record["model"])), []).append(group)
     figures: dict[str, Figure] = {}
     for setting, groups in alike.items():
         ours = [network for group in groups if (network := _network(group)) is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from lbq.counting.costs import costs
@@ -40,7 +40,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Story:
-    """lead: the network; name: in full; row: itself; ann: its ANN; others: of its task; chosen: how, of several."""
+    """lead: the network; name: in full; row: itself; ann: its ANN; others: of its task; chosen: how, of several; file: the part
+    of a file's name that tells it from the stories of other datasets."""
 
     lead: Group
     name: str
@@ -48,6 +49,7 @@ class Story:
     ann: Row | None
     others: tuple[Row, ...]
     chosen: str
+    file: str = ""
 
     @property
     def dataset(self) -> str:
@@ -62,10 +64,15 @@ def stories(gathered: Gathered, technology: Technology = DEFAULT) -> list[Story]
     """One for each dataset with a finished run, the one that stands for all first."""
     datasets: dict[str, list[Group]] = {}
     for group in gathered.groups:
-        datasets.setdefault(str(group.record["dataset"]), []).append(group)
+        datasets.setdefault(group.dataset, []).append(group)
     series = series_of(gathered)
     every = [_story(groups, series, technology) for groups in datasets.values()]
-    return sorted(every, key=lambda story: story.lead.first.prominence, reverse=True)
+    every.sort(key=lambda story: story.lead.first.prominence, reverse=True)
+    files = [slug(story.lead.dataset, DATASET_LETTERS) for story in every]
+    return [
+        replace(story, file=f"{file}-{i}" if file in files[:i] else file)
+        for i, (story, file) in enumerate(zip(every, files, strict=True))
+    ]
 
 
 def accuracy_of(group: Group) -> float | None:
@@ -101,7 +108,7 @@ def _story(groups: Sequence[Group], series: dict[str, int], technology: Technolo
 
 
 def _task(group: Group) -> tuple[str, str, int]:
-    return str(group.record["dataset"]), str(group.record["model"]), int(group.record["epochs"])
+    return group.dataset, str(group.record["model"]), int(group.record["epochs"])
 
 
 def _others(lead: Group, groups: Sequence[Group]) -> list[Group]:
@@ -185,7 +192,7 @@ def picture(story: Story) -> Figure:
         caption = "Accumulations and energy: not counted yet."
         if not record.get("n_max"):
             caption = "Accumulations and energy: with a spiking network beside it."
-    return Figure(f"story-{slug(str(record['dataset']), DATASET_LETTERS)}", "At a glance", caption, drawing.svg())
+    return Figure(f"story-{story.file}", "At a glance", caption, drawing.svg())
 
 
 def _times(value: float | None, factor: float) -> float | None:

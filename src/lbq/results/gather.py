@@ -61,6 +61,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
     for value, path in integers:
         _owner_of(value, path, gathered.results).integer = value
     _refuse_twins(gathered.results)
+    suffixes.tell_data_apart(gathered.results)
     suffixes.tell_apart(gathered.results)  # before repeats are numbered, whose keys are their own
     _number_repeats(gathered.finished)
     if not (gathered.results or gathered.artefacts or gathered.benchmarks):

@@ -52,7 +52,8 @@ class Result:
     """One run. record: as in results/*.json; source: its file or folder; analyses: of the network as trained and deployed.
 
     integer: the record of its deployed network; repeat: its number among the finished runs of its configuration and seed;
-    suffix: the end of its title, which tells it from another configuration of its name.
+    suffix: the end of its title, which tells it from another configuration of its name; data: the end of its dataset's name,
+    which tells a user's own data from other data of that name.
     """
 
     record: dict[str, Any]
@@ -61,6 +62,7 @@ class Result:
     integer: dict[str, Any] | None = None
     repeat: int = 1
     suffix: str = ""
+    data: str = ""
 
     @property
     def analysis(self) -> Analysis | None:
@@ -110,6 +112,11 @@ class Result:
     def of_events(self) -> bool:
         """Whether its inputs are event frames. An older record says it only by its dataset."""
         return not self.record.get("static", self.record["dataset"] not in EVENTS)
+
+    @property
+    def dataset(self) -> str:
+        """The name of its dataset, made unique."""
+        return str(self.record["dataset"]) + self.data
 
     @property
     def name(self) -> str:
@@ -196,6 +203,10 @@ class Group:
         return self.first.title
 
     @property
+    def dataset(self) -> str:
+        return self.first.dataset
+
+    @property
     def accuracies(self) -> list[float]:
         return [r.accuracy for r in self.results if r.accuracy is not None]
 
@@ -278,11 +289,15 @@ def names(results: Sequence[Result]) -> list[str]:
     for key, text in (("dataset", "{}"), ("model", "{}"), ("timesteps", "T={}"), ("n_max", "N={}"), ("epochs", "{} ep"),
                       ("seed", "seed {}")):  # fmt: skip
         for some in alike.values():
-            values = [r.record.get(key) if _has(r, key) else None for _, r in some]
+            values = [_fact(r, key) if _has(r, key) else None for _, r in some]
             if len(set(values) - {None}) > 1:
                 for (part, _), value in zip(some, values, strict=True):
                     part += [] if value is None else [text.format(value)]
     return [", ".join(part) for part in parts]
+
+
+def _fact(result: Result, key: str) -> object:
+    return result.dataset if key == "dataset" else result.record.get(key)
 
 
 def _has(result: Result, key: str) -> bool:
