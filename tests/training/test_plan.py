@@ -96,6 +96,29 @@ def test_the_kernel_that_is_named_is_the_one_that_runs(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ([], []),
+        (["optim.sam=0.05"], ["sam      radius 0.05, in 3 epochs: these steps take twice the time"]),
+        (["optim.sam=0.1", "optim.sam_epochs=2"], ["sam      radius 0.1, in the last 2 of 3 epochs: these steps take"]),
+        (["optim.sam=0.1", "optim.sam_epochs=3"], ["sam      radius 0.1, in 3 epochs: "]),
+        (["train.level_cost=0.5"], ["price    0.5 on bit-sparse accumulations\n"]),
+        (
+            ["train.level_cost=1", "train.level_cost_of=unary", "train.level_cost_above=1.5e5", "optim.sam=0.05"],
+            ["sam      radius 0.05, ", "price    1 on unary accumulations, above 150,000 of a sample\n"],
+        ),
+    ],
+)
+def test_the_plan_says_what_is_added_to_training(
+    capsys: pytest.CaptureFixture[str], changes: list[str], lines: list[str]
+) -> None:
+    TrainProgress().plan(plan_of(trainer(config(*changes))))
+    shown = [line for line in capsys.readouterr().err.splitlines(keepends=True) if line.startswith(("sam ", "price "))]
+    assert len(shown) == len(lines)
+    assert all(line.startswith(begun) for line, begun in zip(shown, lines, strict=True))
+
+
+@pytest.mark.parametrize(
     ("changes", "line"),
     [
         ([], "weight decay 0.0005: weights"),

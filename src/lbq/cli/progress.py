@@ -111,6 +111,14 @@ class TrainProgress(_Shown, Watcher):
                 f"weights  rounded to {plan.weight_bits} bits as in the deployed network, the first layer's to 8, the "
                 "readout's not"
             )
+        if plan.sam:
+            last = f"the last {plan.sam_epochs} of " if plan.sam_epochs < plan.epochs else ""
+            where = f"{last}{plan.epochs} epoch{'s' * (plan.epochs > 1)}"
+            self.console.print(f"sam      radius {plan.sam:g}, in {where}: these steps take twice the time")
+        if plan.level_cost:
+            free = f", above {plan.level_cost_above:,.0f} of a sample" if plan.level_cost_above else ""
+            of = plan.level_cost_of.replace("_", "-")
+            self.console.print(f"price    {plan.level_cost:g} on {of} accumulations{free}")
         if plan.emulated:
             self.console.print(
                 f"slow     this CPU has no instructions for {plan.emulated}: its convolutions are several times slower than "

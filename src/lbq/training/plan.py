@@ -41,6 +41,11 @@ class Plan:
     train_samples: int
     weight_bits: int  # in training and, by default, in the deployed network; 0: not rounded in training
     weight_decay: dict[str, float]  # of each role that has parameters: weights, norms, steps, neurons
+    sam: float  # radius of sharpness-aware minimisation; 0: off
+    sam_epochs: int  # how many of the last epochs have it
+    level_cost: float  # price on accumulations; 0: none
+    level_cost_of: str  # which accumulations
+    level_cost_above: float  # so many of a sample are free
     remarks: tuple[str, ...] = ()  # settings that change nothing here, or do not fit together
 
 
@@ -83,6 +88,11 @@ def plan_of(trainer: Trainer) -> Plan:
         train_samples=trainer.source.train_size,
         weight_bits=t.weight_bits,
         weight_decay=weight_decays(trainer.optimiser),
+        sam=config.optim.sam,
+        sam_epochs=t.epochs - config.sharp_from,
+        level_cost=t.level_cost,
+        level_cost_of=t.level_cost_of,
+        level_cost_above=t.level_cost_above,
         remarks=(*_without_effect(trainer), *_ill_matched(trainer), *refusal),
     )
 
