@@ -299,6 +299,34 @@ def test_the_command_writes_a_folder_that_builds_and_checks_itself(
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "7 of 8 inputs give the expected logits")
 
 
+def test_another_compiler_or_other_flags_build_all_objects_again(call: Call, model: Path, tmp_path: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    call("export", model, "-o", tmp_path)
+    objects = ["example.o", "model.o", "model_data.o"]
+
+    def made(*goals: str) -> list[str]:
+        """The objects that are compiled."""
+        command = ["make", "-C", str(tmp_path), f"CC={compiler()}", *goals]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "clean" in goals or "8 of 8 inputs give the expected logits" in done.stdout
+        return re.findall(r" -c -o (\S+)", done.stdout)
+
+    quoted = "CFLAGS=-O0 -DNAME='\"a  b\"'"
+    assert made("check") == objects
+    assert made("check") == []
+    assert made(quoted, "check") == objects
+    assert made(quoted, "check") == []
+    if (cross := shutil.which("aarch64-linux-gnu-gcc")) and (emulator := shutil.which("qemu-aarch64-static")):
+        assert made(f"CC={cross}", f"RUN={emulator}", "LDFLAGS=-static", "CFLAGS=-O0", "check") == objects
+    assert made("check") == objects
+    assert call("export", model, "-o", tmp_path)[0] == 0
+    made("clean")
+    exported = call.json("export", model, "-o", tmp_path)["files"]
+    assert sorted(exported) == sorted(path.name for path in tmp_path.iterdir())
+
+
 def test_the_documentations_c_compiles(model: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "howto" / "export-c.md").read_text()
     blocks = re.findall(r"```c\n(.*?)```", page, re.S)

@@ -62,6 +62,22 @@ def test_a_project_runs_on_an_emulated_board(
     assert re.search(r"^\.stack +0x2", (tmp_path / board / "example.map").read_text(), re.M)
 
 
+def test_other_flags_build_all_objects_again(call: Call, model: Path, tmp_path: Path) -> None:
+    call("export", model, "-o", tmp_path, "--target", "cortex-m")
+    folder = tmp_path / "mps2-an386"
+
+    def made(*flags: str) -> list[str]:
+        """The objects that are compiled."""
+        before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.o")}
+        make(tmp_path, folder.name, *flags, "sizes")
+        return sorted(p.name for p in folder.glob("*.o") if p.stat().st_mtime_ns != before.get(p.name))
+
+    objects = ["board.o", "example.o", "model.o", "model_data.o"]
+    assert [made(), made(), made("CFLAGS=-O0"), made("CFLAGS=-O0")] == [objects, [], objects, []]
+    make(tmp_path, folder.name, "clean")
+    assert not folder.exists()
+
+
 def test_the_timer_counts_emulated_instructions(call: Call, model: Path, tmp_path: Path) -> None:
     call("export", model, "-o", tmp_path, "--target", "cortex-m")
     (tmp_path / "example.c").write_text(
