@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.random_networks import random_networks, reset_beyond_the_last_timestep
 from tests.support.small_nets import CASES, branched, deployed, eventful, pixels
 
-STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
 SANITIZE = ["-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 

@@ -86,7 +86,7 @@ static void add_packed(const context *run, const model_synapse *synapse, int32_t
     model_list list;
     list.count = 0;
     for (group = 0; group < synapse->groups; group++) {
-        int32_t *sums = current + (size_t)group * (size_t)(outputs / synapse->groups);
+        int32_t *totals = current + (size_t)group * (size_t)(outputs / synapse->groups);
         for (ky = 0; ky < synapse->kernel_h; ky++) {
             const int32_t row = y * synapse->stride_h + ky * synapse->dilation_h - synapse->padding_h;
             if (row < 0 || row >= source->height)
@@ -100,7 +100,7 @@ static void add_packed(const context *run, const model_synapse *synapse, int32_t
                 levels = run->levels + source->offset + place(source, frame, row, column) + group * inputs;
                 for (i = 0; i < inputs; i += MODEL_SCAN, weights += MODEL_SCAN * apart) {
                     if (list.count > synapse->longest - MODEL_SCAN)
-                        model_flush(synapse->packed, &list, synapse->bits, lanes, sums);
+                        model_flush(synapse->packed, &list, synapse->bits, lanes, totals);
                     if (i + MODEL_SCAN <= inputs)
                         model_append(&list, levels + i, MODEL_SCAN, with_sign, weights, apart);
                     else
@@ -108,7 +108,7 @@ static void add_packed(const context *run, const model_synapse *synapse, int32_t
                 }
             }
         }
-        model_flush(synapse->packed, &list, synapse->bits, lanes, sums);
+        model_flush(synapse->packed, &list, synapse->bits, lanes, totals);
     }
 }
 
