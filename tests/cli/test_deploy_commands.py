@@ -567,3 +567,13 @@ def test_data_of_other_classes_is_refused(model: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=rf"digits has other classes than the network \({first}\): give data like"):
             open_data(replace(network, classes=classes), "digits")
+
+
+@pytest.mark.parametrize(
+    ("neuron", "footnote"), [("lbq", "counts the bits of its integer sums"), ("lif", "every event still counts as one")]
+)
+def test_account_says_how_sums_are_counted(call: Call, tmp_path: Path, neuron: str, footnote: str) -> None:
+    engine.save(tmp_path / "net.lbq", deployed("resnet8w2", neuron))
+    shown = call.printed("account", tmp_path / "net.lbq")
+    assert footnote in shown
+    assert shown.count("Behind an average") + shown.count("behind an average") == 1

@@ -19,11 +19,12 @@ from lbq.counting.inputs import open_data, read_input
 from lbq.counting.operations import Counter
 from lbq.engine import Network
 from lbq.export import web
+from lbq.neuron import LIF, Ternary
 from tests.support import browser
 from tests.support.browser import Page
 from tests.support.commands import Call
 from tests.support.paths import ROOT
-from tests.support.small_nets import deployed, eventful, eventful_transformer, pixels
+from tests.support.small_nets import deployed, eventful, eventful_transformer, pixels, unit_events
 
 DIGITS = ROOT / "models" / "digits_resnet8w16_t2_lbq.lbq"
 CIFAR = ROOT / "models" / "cifar10_resnet8w16_t2_lbq.lbq"
@@ -110,6 +111,20 @@ def test_networks_with_a_neuron_on_the_scores_run_too(page: Page, tmp_path: Path
     compare(page, "lbq.scores", net, pixels(3, 3, 16, 16))
     kinds = page.run("lbq.scores.facts.products.map(product => product.kind)")
     assert kinds == ["scores", "values", "gate", "gate"]
+
+
+def test_binary_and_ternary_networks_count_unit_events(page: Page, tmp_path: Path) -> None:
+    """Also behind an average, where events of both signs meet in a sum, and behind pools that overlap."""
+    nets = [deployed("resnet8w2", neuron, shape=(3, 8, 8)) for neuron in ("lif", "ternary")]
+    nets += [unit_events(LIF), unit_events(Ternary)]
+    for net in nets:
+        engine.save(tmp_path / "unit.lbq", net)
+        web.export_module(tmp_path / "unit.lbq", tmp_path / "out")
+        module = (tmp_path / "out" / "model.wasm").read_bytes()
+        page.run(f"lbq.load({bytes_of(module)}).then(network => {{ lbq.unit = network; }})")
+        compare(page, "lbq.unit", net, pixels(3, *net.network.input_shape))
+        assert page.run("lbq.unit.facts.unitEvents") is True
+    assert page.run("lbq.network.facts.unitEvents") is False
 
 
 def test_recorded_strokes_are_read(page: Page) -> None:

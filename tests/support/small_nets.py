@@ -129,6 +129,30 @@ def branched(bits: int = 8) -> Network:
     return deploy_warmed(Branches(), 3, 6, 6, bits=bits)
 
 
+def pooled(m: Any, x: Tensor) -> Tensor:
+    """Averages that overlap, one behind the other and behind a maximum, padded where an average counts no padding."""
+    a = m.sn(over_time(x, m.conv, timesteps=3))
+    b = m.sn1(over_time(a, m.avg, m.avg1, m.conv1) + over_time(a, m.max, m.avg2, m.conv2))
+    return mean_logits(m, b)
+
+
+def unit_events(neuron: Callable[[], nn.Module]) -> Network:
+    """A network of such neurons, whose levels are 0, 1 and -1, with pools of every kind."""
+    torch.manual_seed(5)
+    layers: dict[str, Any] = {
+        "conv": nn.Conv2d(3, 4, 3, padding=1),
+        "sn": neuron(),
+        "sn1": neuron(),
+        "fc": nn.Linear(4, 3),
+    }
+    layers |= {"avg": nn.AvgPool2d(3, 1), "avg1": nn.AvgPool2d(2, 2), "conv1": nn.Conv2d(4, 4, 3, padding=1)}
+    layers |= {"max": nn.MaxPool2d(3, 1, 1), "avg2": nn.AvgPool2d((4, 5), (2, 2)), "conv2": nn.Conv2d(4, 4, (1, 1))}
+    layers["conv1"].weight.data.mul_(4)  # so that events arrive behind the averages
+    layers["conv2"].weight.data.mul_(4)
+    net = Functional(pooled, 3, pool=nn.AdaptiveAvgPool2d(1), **layers)
+    return deploy_warmed(net, 3, 8, 7)
+
+
 def eventful(id: str = "resnet8w2") -> Network:
     """A network that reads three event frames `[2, 4, 4]`."""
     torch.manual_seed(0)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from lbq.report.cells import Table
     from lbq.results.result import Gathered
 
+SUMS = "What is read behind an average, over windows or time, counts the bits of its integer sums."
+UNIT_EVENTS = (
+    "Levels are 0, 1 or -1. Behind an average, over windows or time, every event still counts as one accumulation."
+)
 NOISE = " (random noise, no images)"
 SILENT_SHARE = 1e-3  # of neurons that fire, below which a layer is taken to have stopped
 
@@ -149,7 +153,7 @@ def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: 
     console.print(
         "unary: one accumulation for each unit of a level; bit-sparse: for each set bit; shifted: those of planes above the "
         "lowest;\nevents: for each level that is not 0; rate x MACs: bit-sparse as rate times MACs, padded taps included.\n"
-        "What is read behind an average, over windows or time, counts the bits of its integer sums."
+        + (UNIT_EVENTS if exact.unit_events else SUMS)
     )
     console.print(
         f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.operations().formations:,.0f} per image"

@@ -129,7 +129,7 @@ class Tallies:
     def __init__(self, graph: Graph | IntegerNetwork) -> None:
         _check_graph(graph)
         self.graph, self.images = graph, 0
-        self.unit_events = all(graph.spec(layer.name).n_max == 1 for layer in graph.layers)
+        self.unit_events = graph.unit_events
         self._readout = {s.name for s in graph.readout.synapses}
         self.products = ProductTallies(graph)
         reads = {Read(name) for name in (*(layer.name for layer in graph.layers), *self.products.operands)}

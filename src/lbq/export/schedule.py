@@ -126,9 +126,9 @@ class Schedule:
         sums = any(step.pool.channels > 1 for step in self.pools)
         return sums or bool(self.gates) or any(step.factors for step in self.layers)
 
-    def tensor(self, name: str) -> int:
-        """The number of a layer's, a gate's or the input's tensor."""
-        return self._known[name, ()]
+    def tensor(self, name: str, pools: tuple[Pool, ...] = ()) -> int:
+        """The number of a layer's, a gate's or the input's tensor, or of what such pools make of it."""
+        return self._known[name, pools]
 
     def _add(self, key: tuple[str, tuple[Pool, ...]], tensor: Tensor) -> int:
         tensor.born = len(self.steps)

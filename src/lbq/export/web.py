@@ -26,6 +26,7 @@ from lbq.engine import Network, load
 from lbq.errors import LbqError
 from lbq.export.c99 import Sources
 from lbq.export.checks import check_name, check_ours
+from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import INPUT, Synapse
 from lbq.graph.integer import IntegerNetwork
 from lbq.system import files
@@ -130,13 +131,14 @@ def facts(network: IntegerNetwork, sources: Sources) -> dict[str, Any]:
         "scale": network.scale,
         "timesteps": network.timesteps,
         "static": network.static,
+        "unitEvents": network.unit_events,
         "weights": network.parameters,
         "neurons": network.units,
         "input": image_facts(network),
         "tensors": [{"kind": t.kind, "frames": t.frames, "shape": t.shape, "offset": t.offset} for t in plan.tensors],
         "layers": [_drawn(network, plan.tensor(name), name) for name in _shown(network)],
         "synapses": [
-            _reach(synapse, tensor, step.layer.name, step.target is None)
+            _reach(network, synapse, plan, tensor, step)
             for step in steps
             for synapse, tensor in zip(step.layer.synapses, step.sources, strict=True)
             if synapse.kind == "conv" and synapse.source != INPUT
@@ -191,12 +193,23 @@ def image_facts(network: IntegerNetwork) -> dict[str, Any]:
     return {"shape": shape, "max": network.input_max, "resize": side if square else None, "drawing": drawing}
 
 
-def _reach(synapse: Synapse, tensor: int, layer: str, readout: bool) -> dict[str, Any]:
-    """How many weights an input meets: taps of its row, times taps of its column, times the outputs that read its channel."""
-    rows, columns = synapse.taps(0).tolist(), synapse.taps(1).tolist()
-    outputs = synapse.weight.shape[0] // synapse.groups
-    place = {"tensor": tensor, "layer": layer, "readout": readout}
-    return {"name": synapse.name, **place, "rows": rows, "columns": columns, "fanOut": outputs}
+def _reach(network: IntegerNetwork, synapse: Synapse, plan: Schedule, tensor: int, step: LayerStep) -> dict[str, Any]:
+    """How many weights an input meets: taps of its row, times taps of its column, times the outputs that read its channel.
+
+    Unit events are counted before they are summed: an event meets the weights of every window that holds it."""
+    rows, columns = synapse.taps(0), synapse.taps(1)
+    if network.unit_events:
+        maxima = tuple(pool for pool in synapse.pools if pool.kind == "max")  # they come first
+        tensor = plan.tensor(synapse.source, maxima)
+        shape, summed = plan.tensors[tensor].shape, []
+        for pool in synapse.pools[len(maxima) :]:
+            summed.append((pool, shape))
+            shape = pool.output(shape)
+        for pool, shape in reversed(summed):
+            rows, columns = pool.windows(shape, 0) @ rows, pool.windows(shape, 1) @ columns
+    place = {"tensor": tensor, "layer": step.layer.name, "readout": step.target is None}
+    reach = {"rows": rows.tolist(), "columns": columns.tolist(), "fanOut": synapse.weight.shape[0] // synapse.groups}
+    return {"name": synapse.name, **place, **reach}
 
 
 def _title(network: IntegerNetwork) -> str:

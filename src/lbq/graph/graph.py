@@ -107,13 +107,15 @@ class Pool:
     def output(self, shape: Shape) -> Shape:
         return shape[0] // self.channels, *output_size(shape[1:], self.kernel, self.stride, self.padding)
 
+    def windows(self, shape: Shape, axis: Literal[0, 1]) -> NDArray[np.bool_]:
+        """`[input positions, output positions]` along one axis: which window holds which position."""
+        size, out = shape[1 + axis], self.output(shape)[1 + axis]
+        inside = np.arange(size)[:, None] + self.padding[axis] - self.stride[axis] * np.arange(out)
+        return (inside >= 0) & (inside < self.kernel[axis])
+
     def coverage(self, shape: Shape) -> NDArray[np.int64]:
         """`[H, W]`: how many windows hold each position of the input."""
-        outputs, sides = self.output(shape)[1:], []
-        for size, out, k, s, p in zip(shape[1:], outputs, self.kernel, self.stride, self.padding, strict=True):
-            inside = np.arange(size)[:, None] + p - s * np.arange(out)
-            sides.append(((inside >= 0) & (inside < k)).sum(1))
-        return np.outer(*sides)
+        return np.outer(self.windows(shape, 0).sum(1), self.windows(shape, 1).sum(1))
 
 
 @dataclass(frozen=True)
@@ -307,6 +309,11 @@ class Layered(Generic[L]):
 
     def is_signed(self, source: str) -> bool:
         return self._ranges[source][1] if source in self._gates else bool(self.spec(source).signed)
+
+    @property
+    def unit_events(self) -> bool:
+        """Whether all neurons are binary or ternary: each event is then one accumulation for each weight that it meets."""
+        return all(self.spec(layer.name).n_max == 1 for layer in self.layers)
 
     @cached_property
     def _ranges(self) -> dict[str, tuple[int, bool]]:

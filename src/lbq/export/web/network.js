@@ -130,19 +130,21 @@ export class Network {
     return total;
   }
 
+  /** Of a synapse. Events of a binary or ternary network add a weight each, also those that meet in a sum. */
   counted({ tensor, rows, columns, fanOut, readout }) {
     const values = this.tensor(tensor), channels = this.facts.tensors[tensor].shape[0];
-    const place = rows.length * columns.length * channels, frames = values.length / place;
+    const { unitEvents } = this.facts, place = rows.length * columns.length * channels, frames = values.length / place;
     let total = 0;
     for (let i = 0; i < place; i++) {
       let bits = 0, sum = 0;
       for (let t = 0; t < frames; t++) {
-        if (readout) sum += values[t * place + i]; // the readout adds up levels over time first
+        if (unitEvents) bits += Math.abs(values[t * place + i]);
+        else if (readout) sum += values[t * place + i]; // the readout adds up levels over time first
         else bits += setBits(values[t * place + i]);
       }
       const position = Math.floor(i / channels);
       const taps = rows[Math.floor(position / columns.length)] * columns[position % columns.length];
-      total += (readout ? setBits(sum) : bits) * taps;
+      total += (readout && !unitEvents ? setBits(sum) : bits) * taps;
     }
     return total * fanOut;
   }
