@@ -243,6 +243,25 @@ def test_a_digit_drawn_by_touch_and_what_is_shown(page: Page) -> None:
     page.resize(1280)
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("length", [37, 200])
+def test_long_names_of_classes_leave_room_for_the_bars(page: Page, width: int, length: int) -> None:
+    page.resize(width, 844)
+    show = "['0', 'levels'].forEach(view => document.querySelector(`input[name=view][value='${view}']`).click())"
+    page.run(
+        f"globalThis.kept = lbq.network.classes; lbq.network.classes = kept.map(() => 'w'.repeat({length})); {show}"
+    )
+    inside = page.run(
+        "[...document.getElementById('bars').children].map(e => e.getBoundingClientRect().right)"
+        ".every(right => right <= document.getElementById('bars').getBoundingClientRect().right + 0.5)"
+    )
+    room = page.run("getComputedStyle(document.getElementById('bars')).gridTemplateColumns.split(' ').map(parseFloat)")
+    page.run(f"lbq.network.classes = kept; {show}")
+    page.resize(1280)
+    assert inside
+    assert room[1] >= 60  # pixels
+
+
 def test_it_loads_nothing_and_has_no_errors(page: Page) -> None:
     """The last of this page: whatever was done with it before."""
     assert all(address.startswith(("file:", "data:", "blob:")) for address in page.requests)
