@@ -178,6 +178,13 @@ def test_what_is_no_picture_is_refused_in_a_line(page: Page) -> None:
     assert page.run(message) == "the network reads a Uint8Array of 64 bytes, not 3"
     message = "Promise.resolve().then(() => lbq.network.run(new Uint8Array(64).fill(17))).catch(e => e.message)"
     assert "values from 0 to 16" in page.run(message)
+    for given, name in {"new Float32Array(64)": "Float32Array", "[...Array(64)]": "Array", "null": "Null"}.items():
+        message = f"Promise.resolve().then(() => lbq.network.run({given})).catch(e => e.message)"
+        assert page.run(message) == f"the network reads a Uint8Array of 64 bytes, not something of type {name}"
+    last = len(engine.load(DIGITS).network.layers) - 1
+    for index in ("99", "-1", "undefined", "0.5"):
+        message = f"Promise.resolve().then(() => lbq.network.levels({index})).catch(e => e.message)"
+        assert page.run(message) == f"the network has layers 0 to {last}, and none of index {index}: see facts.layers"
     empty = bytes_of(b"\0asm\1\0\0\0")
     assert "is not a network" in page.run(f"lbq.load({empty}).catch(e => e.message)")
 

@@ -25,8 +25,10 @@ export class Network {
 
   /** Logits, one for each class, of an input of `inputBytes` bytes, each from 0 to facts.input.max. */
   run(pixels) {
-    if (!(pixels instanceof Uint8Array) || pixels.length !== this.inputBytes)
-      throw new RangeError(`the network reads a Uint8Array of ${this.inputBytes} bytes, not ${pixels?.length}`);
+    if (!(pixels instanceof Uint8Array))
+      throw new TypeError(`the network reads a Uint8Array of ${this.inputBytes} bytes, not something of type ${typeName(pixels)}`);
+    if (pixels.length !== this.inputBytes)
+      throw new RangeError(`the network reads a Uint8Array of ${this.inputBytes} bytes, not ${pixels.length}`);
     if (pixels.some((value) => value > this.facts.input.max))
       throw new RangeError(`the network was trained on values from 0 to ${this.facts.input.max}: scale them to that`);
     new Uint8Array(this.exports.memory.buffer, this.exports.input(), this.inputBytes).set(pixels);
@@ -48,7 +50,10 @@ export class Network {
 
   /** The levels of layer or gate `index` of facts.layers in the last run, [T][H][W][C]: a view that the next run changes. */
   levels(index) {
-    return this.tensor(this.facts.layers[index].tensor);
+    const { layers } = this.facts;
+    if (!Number.isInteger(index) || !(index in layers))
+      throw new RangeError(`the network has layers 0 to ${layers.length - 1}, and none of index ${String(index)}: see facts.layers`);
+    return this.tensor(layers[index].tensor);
   }
 
   /** Additions in the last run, for every synapse without those that read pixels, and every product of levels. A set bit of a
@@ -155,6 +160,10 @@ export class Network {
     if (kind === "sums") return new Int32Array(buffer, this.exports.sums() + 4 * offset, size);
     return new (kind === "signed" ? Int8Array : Uint8Array)(buffer, this.exports.levels() + offset, size);
   }
+}
+
+function typeName(value) {
+  return Object.prototype.toString.call(value).slice(8, -1); // "[object Float32Array]"
 }
 
 function setBits(level) {
