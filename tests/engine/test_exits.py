@@ -15,7 +15,7 @@ from lbq.counting.exits import augmented, calibration_images, measure_exits
 from lbq.counting.operations import count
 from lbq.data.testset import TestSet
 from lbq.engine import Network
-from lbq.engine.exits import leads
+from lbq.engine.exits import check_falling, default_shares, leads
 from lbq.engine.file import artefact
 from lbq.engine.file.reading import Reader
 from lbq.errors import ArtefactError, DataError, LbqError
@@ -88,6 +88,38 @@ def test_margins_let_about_the_given_share_go_on(net: Network, images: Ints) -> 
     nothing = deployed("resnet8w2", shape=(3, 4, 4)).with_exits(images, (0.0,), "none")
     assert set(everything.run(images, exit=True).timesteps.tolist()) == {2}  # type: ignore[union-attr]
     assert set(nothing.run(images, exit=True).timesteps.tolist()) == {1}  # type: ignore[union-attr]
+
+
+def test_nothing_runs_where_all_have_stopped(images: Ints) -> None:
+    net = deployed("resnet8w2", shape=(3, 4, 4), timesteps=4)
+    chosen = net.with_exits(images, (0.05, 0, 0), "some")
+    exits = chosen.network.exits
+    assert exits is not None
+    assert (exits.shares[1:], exits.margins[2]) == ((0, 0), 0)
+    out = chosen.run(images, exit=True)
+    assert out.timesteps is not None
+    assert set(out.timesteps.tolist()) <= {1, 2}
+    head = net.network.readout
+    flat = replace(
+        head,
+        bias=np.zeros_like(head.bias),
+        synapses=tuple(replace(s, weight=np.zeros_like(s.weight)) for s in head.synapses),
+    )
+    constant = Network(replace(net.network, readout=flat)).with_exits(images, (0.5, 0.2, 0.1), "constant logits")
+    exits = constant.network.exits
+    assert exits is not None
+    assert (exits.margins, exits.shares) == ((0, 0, 0), (0, 0, 0))
+    assert set(constant.run(images, exit=True).timesteps.tolist()) == {1}  # type: ignore[union-attr]
+
+
+def test_shares_fall() -> None:
+    assert default_shares(1) == []
+    assert default_shares(4) == [0.05, 0.025, 0.0125]
+    for falling in ([], [0.05], [0.05, 0, 0], [1, 1, 0.05], default_shares(64)):
+        check_falling(falling)
+    for shares in ([0.05, 0.05], [0.05, 0.1], [0.5, 0.2, 0.2], [0, 0.1]):
+        with pytest.raises(LbqError, match=rf"nothing stop after timestep {len(shares)}, .*: give shares that fall"):
+            check_falling(shares)
 
 
 def test_ties_lead_by_nothing() -> None:
@@ -248,6 +280,13 @@ def test_the_commands(call: Call, tmp_path: Path) -> None:
     assert "prices nothing" in call.refused("account", out, "--exit", "--technology", tmp_path / "prices.toml")
     assert "--exit are for a network that is run" in call.refused("account", "--paper", "--exit")
     assert "is the network itself" in call.refused("exits", model, "-o", model)
+    rising = ("--share", "0.05", "--share", "0.1")
+    assert "--share: 0.1 after 0.05 lets nothing stop" in call.refused("exits", model, *rising, "-o", out)
+    longer, short = tmp_path / "longer.lbq", ("--images", "40", "-o", tmp_path / "short.lbq")
+    other = deployed("resnet8w2", shape=(1, 8, 8), timesteps=4, num_classes=10).network
+    engine.save(longer, Network(replace(other, input_max=16, facts={"data": {"name": "digits"}})))
+    assert call.json("exits", longer, "--share", 0.05, "--share", 0, "--share", 0, *short)["shares"][1:] == [0, 0]
+    assert len(call.json("exits", longer, *short)["margins"]) == 3
     assert "say where to with -o" in call.refused("exits", model)
     assert "choose them with lbq exits" in call.refused("run", model, "--exit")
     assert "leave out --exit or --against" in call.refused("run", out, "--exit", "--against", "dense")

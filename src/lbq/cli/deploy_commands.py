@@ -212,7 +212,9 @@ def exits(
     ] = None,
     share: Annotated[
         list[float] | None,
-        typer.Option(help="Share of images that go on after a timestep; once for each but the last. Default 0.05."),
+        typer.Option(
+            help="Share of images that go on after a timestep; once for each but the last. Default 0.05, 0.025, ..."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Required: the file to write.")] = None,
     images: Annotated[int, typer.Option(min=1, help="How many training images to choose on.")] = 5000,
@@ -223,12 +225,14 @@ def exits(
     """Choose margins by which images stop early: those whose largest logit leads by so much after few timesteps."""
     from lbq.counting.exits import calibration_images
     from lbq.engine import load, save
+    from lbq.engine.exits import check_falling, default_shares
 
     if out is None:
         raise LbqError("exits: say where to with -o")
     _refuse_itself(out, model)
+    check_falling(share or [])
     net = load(model)
-    shares = share or [0.05] * (net.network.timesteps - 1)
+    shares = share or default_shares(net.network.timesteps)
     x, source = calibration_images(net.network, data, images, seed)
     chosen = net.with_exits(x, shares, source, threads)
     size = save(out, chosen)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,10 @@ def choose(
     count = x.shape[network.batch_axis]
     left, margins, gone_on = np.arange(count), [], []
     for timesteps, share in enumerate(shares, 1):
+        if not len(left):  # all have stopped: there is nothing to run, and no lead to choose by
+            margins.append(0)
+            gone_on.append(0.0)
+            continue
         lead = leads(run_stage(timesteps, some(x, network.static, left, timesteps)).logits)
         going = min(round(share * count), len(left))
         margin = int(np.sort(lead)[going]) if going < len(left) else int(lead.max()) + 1
@@ -75,6 +80,21 @@ def choose(
         gone_on.append(len(left) / count)
     bias = np.stack([network.first(t).readout.bias for t in range(1, network.timesteps)])
     return replace(network, exits=Exits(tuple(margins), bias, tuple(gone_on), source))
+
+
+def default_shares(timesteps: int) -> list[float]:
+    """A share for each timestep but the last: 0.05, and each half of the one before, so that some can stop everywhere."""
+    return [0.05 / 2**t for t in range(timesteps - 1)]
+
+
+def check_falling(shares: Sequence[float]) -> None:
+    """Refuse a share that lets nothing stop at its timestep: one not below the share before it. All, and none, may stay so."""
+    for t, (before, share) in enumerate(pairwise(shares), 2):
+        if share > before or (share == before and 0 < share < 1):
+            raise LbqError(
+                f"--share: {share:g} after {before:g} lets nothing stop after timestep {t}, which is executed all the "
+                "same: give shares that fall"
+            )
 
 
 def check(network: IntegerNetwork) -> None:
