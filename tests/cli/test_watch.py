@@ -165,6 +165,7 @@ def test_what_cannot_be_watched_is_one_line(call: Call, model: Path, recording: 
         (without, model, "--frame-ms", 10, "--sensor", "7x8"): "the sensor has 7 x 8 pixels, fewer than the network's",
         (recording, images): "the network reads images of 2x",
         (recording, model, "--frame-ms", 10, "--restart", 5000): "restart must be a whole number of frames",
+        (recording, model, "--frame-ms", 10, "--restart", 1, "--window", 2): "window must be at most 1",
     }.items():
         assert call.refused("watch", *arguments).startswith(f"lbq: {message}"), arguments
     assert call.json("watch", without, model, "--frame-ms", 10, "--sensor", "34x34")["frames"] == 0

@@ -81,6 +81,24 @@ def test_logits_are_of_the_latest_frames(nets: dict[str, Any], window: int) -> N
     assert f"{stream!r}".startswith(f"Stream(9 frames so far, logits of the latest {window};")
 
 
+@pytest.mark.parametrize("restart", [1, 2])
+def test_a_window_ends_where_the_stream_begins_anew(nets: dict[str, Any], restart: int) -> None:
+    """Its logits are then those of a network over so many timesteps, with the bias of as many."""
+    net = next(net for net, _ in nets.values() if net.network.timesteps > 2 and not net.network.mixed_layers)
+    stream, steps = net.stream(restart=restart), net.network.timesteps
+    assert stream.window == restart
+    assert net.stream(restart=steps + 1).window == steps
+    shorter = Network(net.network.over(restart))
+    frames = pixels(2 * restart, 1, *net.network.input_shape, seed=3)
+    if net.network.static:
+        frames = frames[:1].repeat(len(frames), 0)
+    for begin in (0, restart):
+        for frame in frames[begin : begin + restart, 0]:
+            out = stream.step(frame)
+        x = frames[0] if net.network.static else frames[begin : begin + restart]
+        assert out.logits.tolist() == shorter.run(x, "dense").logits.tolist()
+
+
 def test_bounds_hold_over_all_time_and_are_close(nets: dict[str, Any]) -> None:
     seen = 0
     for net, _ in nets.values():
@@ -144,6 +162,10 @@ def test_what_is_not_proved_is_refused_by_name() -> None:
         ({"window": 0}, "window must be a whole number of frames in 1..4096, got 0"),
         ({"window": 2.0}, "window must be a whole number"),
         ({"restart": 0}, "restart must be a whole number of frames in 1..4096, got 0"),
+        (
+            {"window": 3, "restart": 2},
+            "window must be at most 2, the frames between two restarts, got 3: restart later",
+        ),
         ({"threads": 0}, "threads must be a whole number in 1..256, got 0"),
         ({"engine": "cuda"}, "engine must be one of auto, dense, bitplane for a stream, got 'cuda'"),
     ],

@@ -34,7 +34,9 @@ def watch(
     files: Annotated[list[Path], typer.Argument(metavar="[FILE] MODEL", help="A recording, and a deployed network.")],
     udp: Annotated[int | None, typer.Option(min=0, max=65535, help="Read events from this local port; 0: a free one.")] = None,
     frame_ms: Annotated[float | None, typer.Option(help="Milliseconds of a frame; of dvs_objects: as trained.")] = None,
-    window: Annotated[int | None, typer.Option(min=1, help="Decide by this many of the latest frames; default T.")] = None,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Decide by this many of the latest frames; default T, or --restart if less.")
+    ] = None,
     restart: Annotated[int | None, typer.Option(min=1, help="Restart after this many frames; needed without a leak.")] = None,
     sensor: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT, where the recording does not say, and for --udp.")] = None,
     speed: Annotated[float, typer.Option(help="Play a recording this many times as fast.")] = 1.0,

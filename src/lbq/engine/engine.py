@@ -182,7 +182,7 @@ class Network:
 
         It is refused where a membrane is not proved to fit, however many frames come: where a layer has no leak, by its name.
 
-        window: logits are of so many of the latest frames; default the network's timesteps.
+        window: logits are of so many of the latest frames; default the network's timesteps, or `restart` if that is less.
         restart: begin anew after so many frames, for which alone membranes are then proved to fit. None: never.
         threads: of the CPU; None takes all processors of this process, which pays for large frames only.
         """

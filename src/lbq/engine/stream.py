@@ -43,8 +43,14 @@ class Stream:
         if restart is not None and (type(restart) is not int or not 1 <= restart <= MOST_TIMESTEPS):
             raise LbqError(f"restart must be a whole number of frames in 1..{MOST_TIMESTEPS}, got {restart!r}")
         check_membranes(network, restart)
+        most = MOST_TIMESTEPS if restart is None else restart  # no more frames come than that
+        window = min(network.timesteps, most) if window is None else window
+        if type(window) is int and most < window <= MOST_TIMESTEPS:
+            raise LbqError(
+                f"window must be at most {restart}, the frames between two restarts, got {window}: restart later"
+            )
         self._unchanged, self._engine, self._threads, self.restart = unchanged, engine, threads, restart
-        self.network = over_window(network, network.timesteps if window is None else window)
+        self.network = over_window(network, window)
         readout = replace(self.network.readout, bias=np.zeros_like(self.network.readout.bias))  # added once, below
         one = replace(self.network, timesteps=1, readout=readout)
         self._carried = {layer.name: aligned((1, *layer.shape[1:], layer.shape[0]), np.int32) for layer in one.layers}
