@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -398,6 +399,7 @@ def test_sweep(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.chdir(elsewhere)
     lines = call.printed(*command, "--print").splitlines()
     assert [line.split()[1] for line in lines] == ["train", "deploy", "analyze", "train"]
+    assert call.json(*command, "--print") == {"commands": [shlex.split(line) for line in lines]}
     assert not out.exists()
 
     code, summary, progress = call(*command, "--json")

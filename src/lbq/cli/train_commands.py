@@ -101,8 +101,11 @@ def sweep(
     members = sweeps.plan(configs, [sweeps.parse_vary(text) for text in vary or []], out)
     distributed.check(device, here=not show)  # commands may be printed for another machine
     if show:
-        for command in sweeps.commands(members, device, deploy=not train_only):
-            sys.stdout.write(f"lbq {shlex.join(command)}\n")
+        commands = [["lbq", *command] for command in sweeps.commands(members, device, deploy=not train_only)]
+        if as_json:
+            print_json({"commands": commands})
+        else:
+            sys.stdout.writelines(f"{shlex.join(command)}\n" for command in commands)
         return
     say = functools.partial(render.make_console(stderr=True).print, soft_wrap=True)  # commands may be copied
     states = sweeps.Sweep(members, say, device).run(deploy=not train_only)
