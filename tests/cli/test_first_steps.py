@@ -120,6 +120,24 @@ def test_a_report_takes_the_analysis_beside_a_deployed_network(call: Call, model
     assert call.json("report", copy, "-o", tmp_path / "r.html")["analyses"] == 1
 
 
+def test_a_report_without_a_table_is_refused(call: Call, model: Path, tmp_path: Path) -> None:
+    copy, out = tmp_path / "my model.lbq", tmp_path / "out"
+    copy.write_bytes(model.read_bytes())
+    for form in ("md", "latex", "csv", "svg"):
+        said = call.refused("report", copy, "--format", form, "-o", out)
+        assert (
+            f"{copy} alone is only for the tour of html; lbq analyze '{copy}' first, then report what it wrote" in said
+        )
+        assert not out.exists()
+    np.savez(tmp_path / "x.npz", images=pixels(4, 1, 8, 8), labels=[0, 1, 2, 3])
+    call("analyze", copy, "--data", tmp_path / "x.npz")
+    for form in ("md", "latex", "csv", "svg"):
+        assert call.json("report", copy, "--format", form, "-o", tmp_path / form)["bytes"] > 0
+    speed = tmp_path / "engine_speed.json"
+    speed.write_text('{"sweeps": []}')
+    assert "have figures and no tables, so none for --format md" in call.refused("report", speed, "--format", "md")
+
+
 # Inputs
 # ---------------------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from lbq import engine
@@ -37,6 +38,8 @@ def make(
 
     For the formats `svg` and `csv`, `path` is a folder that gets one file for each figure or table.
     """
+    if format != "html":
+        _check_contents(gathered, format)
     if format == "svg":
         figures = all_figures(gathered, technology)
         return files.write_all(path, {f"{figure.id}.svg": shown(standalone(figure.svg)) for figure in figures})
@@ -46,6 +49,18 @@ def make(
     if format == "csv":
         return files.write_all(path, {f"{table.id}.csv": shown(comma_separated(table)) for table in tables})
     return files.write(path, shown({"md": markdown, "latex": latex}[format](tables)))
+
+
+def _check_contents(gathered: Gathered, format: str) -> None:
+    """Refuse what has no table, or for svg no figure: an empty file would look like a report."""
+    if gathered.results or (format == "svg" and gathered.benchmarks):
+        return
+    if gathered.artefacts:
+        model, remedy = gathered.artefacts[0], shlex.join(["lbq", "analyze", str(gathered.artefacts[0])])
+        raise LbqError(f"{model} alone is only for the tour of html; {remedy} first, then report what it wrote")
+    raise LbqError(
+        f"benchmarks have figures and no tables, so none for --format {format}: take svg or html, or add results"
+    )
 
 
 def tour_of(gathered: Gathered, image: Path | None = None) -> Tour | None:
