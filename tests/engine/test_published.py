@@ -62,6 +62,9 @@ def test_what_is_no_network_is_refused_in_one_line(own: Path, call: Call) -> Non
         engine.load("empty")
     Path("empty/config.toml").touch()
     assert "deploy it first, `lbq deploy empty -o model.lbq`" in call.refused("run", "empty")
+    Path("m ine").mkdir()
+    Path("m ine/config.toml").touch()
+    assert "deploy it first, `lbq deploy 'm ine' -o model.lbq`" in call.refused("run", "m ine")
     Path("empty/model.lbq").touch()
     assert "empty is a run folder, not a deployed network: give empty/model.lbq" in call.refused("run", "empty")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 from lbq.errors import ArtefactError, nearest
@@ -52,7 +53,8 @@ def resolve(name_or_path: Path | str) -> Path:
     if path.is_dir():
         if (path / "config.toml").is_file() and not (path / CONFIG).is_file():
             inside = (path / FILE).is_file()
-            instead = f"give {path / FILE}" if inside else f"deploy it first, `lbq deploy {path} -o {FILE}`"
+            command = shlex.join(["lbq", "deploy", str(path), "-o", FILE])
+            instead = f"give {path / FILE}" if inside else f"deploy it first, `{command}`"
             raise ArtefactError(f"{path} is a run folder, not a deployed network: {instead}")
         if missing := [name for name in (CONFIG, FILE) if not (path / name).is_file()]:
             raise ArtefactError(
