@@ -398,7 +398,9 @@ def test_a_missing_stale_or_broken_library_is_named(tmp_path: Path, monkeypatch:
         assert native.find(tmp_path) is None
         broken.write_bytes(b"not a library")
         assert native.find(tmp_path) == broken
-    assert "was not built" in str(native.open_library(None))
+    missing = str(native.open_library(None))
+    assert "was not built" in missing
+    assert ": install a C compiler, then install lbq again" in missing
     assert "cannot be loaded" in str(native.open_library(broken))
     with monkeypatch.context() as patch:
         patch.setattr(native, "source_hash", lambda: "other")

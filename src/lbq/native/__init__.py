@@ -81,7 +81,7 @@ def find(folder: Path = HERE) -> Path | None:
 def open_library(path: Path | None) -> ctypes.CDLL | str:
     """The library in that file, or why it cannot be used."""
     if path is None:
-        return f"the native library was not built, a C compiler was missing or failed: {REBUILD}"
+        return f"the native library was not built, a C compiler was missing or failed: install a C compiler, then {REBUILD}"
     try:
         library = ctypes.CDLL(str(path))
         library.lbq_source_hash.restype = ctypes.c_char_p
