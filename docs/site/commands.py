@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import typer
 
@@ -48,14 +50,31 @@ def usage(name: str, command: Any) -> str:
     return " ".join([*words, "[OPTIONS]"])
 
 
+def value_of(parameter: Any, hints: Mapping[str, Any]) -> str:
+    """What stands for the value of an option; empty for a flag. hints: the types of the command's parameters."""
+    if parameter.is_flag:
+        return ""
+    if parameter.metavar:
+        return f" {parameter.metavar}"
+    hint = hints.get(parameter.name, str)
+    kinds = {inner for part in (hint, *get_args(hint)) for inner in (part, *get_args(part))}
+    if kinds & {int, float}:
+        return " N"
+    if Path in kinds:
+        return " FOLDER" if re.match(r"(the )?(run )?folder\b", parameter.help or "", re.IGNORECASE) else " FILE"
+    return " PATH" if parameter.name in ("out", "data") else f" {parameter.name.upper()}"
+
+
 def rows(command: Any) -> list[str]:
     """A row for each argument and option of a command."""
-    lines = []
+    lines, hints = [], get_type_hints(command.callback)
     for parameter in command.params:
         if parameter.hidden or parameter.name == "help":
             continue
         option = parameter.param_type_name == "option"
         names = ", ".join(f"`{name}`" for name in (parameter.opts if option else [parameter.name.upper()]))
+        if option:
+            names = f"{names[:-1]}{value_of(parameter, hints)}`"
         lines.append(f"| {names} | {default_of(parameter)} | {cell(parameter.help)} |")
     return lines
 

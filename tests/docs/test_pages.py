@@ -149,6 +149,12 @@ def test_the_page_of_commands_is_what_the_command_line_says() -> None:
     assert done.stdout == text_of("docs/reference/commands.md"), "stale: python docs/site/commands.py"
 
 
+def test_the_page_of_commands_tells_options_with_a_value_from_flags() -> None:
+    page = text_of("docs/reference/commands.md")
+    for option in ("--levels FILE", "--bits N", "--out FOLDER", "--engine ENGINE", "--noise", "--json"):
+        assert f"`{option}` |" in page
+
+
 def test_rows_with_a_record_have_its_accuracy() -> None:
     compared = 0
     for page in PAGES:

@@ -149,7 +149,10 @@ def run(
         str, typer.Option(help="How bit planes are weighted: horner, preshifted, fused or explicit; the same bits.")
     ] = "horner",
     against: Annotated[
-        str | None, typer.Option(help="Also run this engine and compare every level; exit code 1 if any differs.")
+        str | None,
+        typer.Option(
+            metavar="ENGINE", help="Also run this engine and compare every level; exit code 1 if any differs."
+        ),
     ] = None,
     exit: Annotated[
         bool, typer.Option("--exit", help="Stop images early, by the margins that lbq exits chose.")
@@ -226,9 +229,11 @@ def exits(
     from lbq.counting.exits import calibration_images
     from lbq.engine import load, save
     from lbq.engine.exits import check_falling, default_shares
+    from lbq.system import files
 
     if out is None:
         raise LbqError("exits: say where to with -o")
+    files.check_file(out)
     _refuse_itself(out, model)
     check_falling(share or [])
     net = load(model)

@@ -239,7 +239,7 @@ def record(
 
 def compare(
     ours: Annotated[list[Path], typer.Argument(help="Records, run folders or analyses: one for each training.")],
-    against: Annotated[list[Path], typer.Option(help="The others, likewise; repeat it for each.")],
+    against: Annotated[list[Path], typer.Option(metavar="RUN", help="The others, likewise; repeat it for each.")],
     in_float: Annotated[
         bool, typer.Option("--float", help="The trained networks, also where deployed ones were measured.")
     ] = False,

@@ -79,7 +79,10 @@ def sweep(
         list[str], typer.Argument(help="Configurations, folders of them, and key=value for all of them.")
     ],
     vary: Annotated[
-        list[str] | None, typer.Option(help="key=value,value: a run of each, such as seed=0,1,2; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE", help="key=value,value: a run of each, such as seed=0,1,2; may be repeated."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the run folders and their report.")] = Path(
         "runs/sweep"
@@ -189,7 +192,9 @@ def convert(
 def data(
     name: Annotated[str, typer.Argument(help="cifar10, cifar100, mnist or fashion_mnist.")],
     root: Annotated[Path, typer.Option(help="Folder to put it in.")],
-    source: Annotated[Path | None, typer.Option("--from", help="An archive or folder you have already.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="PATH", help="An archive or folder you have already.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Fetch a dataset, or take it from files you have, and verify it."""
