@@ -198,15 +198,23 @@ def _missing(folders: Iterable[Path]) -> list[Path]:
 def check_file(path: Path | str, error: type[LbqError] = LbqError) -> None:
     """Refuse now a file that `write` would refuse after the work."""
     path = Path(path)
+    _refuse_option(path, "file", error)
     _check_place(_target(path, error).parent, path, error)
 
 
 def check_folder(path: Path | str, error: type[LbqError] = LbqError) -> None:
     """The same for a folder that will hold files: it must accept them, or it must be possible to make it."""
     path = Path(path)
+    _refuse_option(path, "folder", error)
     if os.path.exists(path) and not path.is_dir():
         raise error(f"cannot write {path}: it is a file, give a folder")
     _check_place(path, path, error)
+
+
+def _refuse_option(path: Path, kind: str, error: type[LbqError]) -> None:
+    """Refuse the next option of a command, taken for the name that was left out before it."""
+    if str(path).startswith("-"):
+        raise error(f"cannot write {path}: a name does not begin with '-': did you forget the {kind}'s name?")
 
 
 def sync_folder(folder: Path) -> None:
