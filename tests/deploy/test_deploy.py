@@ -290,6 +290,8 @@ def test_what_does_not_fit_is_refused() -> None:
         return replace(graph, readout=replace(graph.readout, **changes))
 
     head = graph.readout.synapses[0]
+    alone = stem.bias.copy()
+    alone[2] = -1e30 * np.broadcast_to(stem.neuron.step, 4)[2]
     for wrong, message in (
         (changed(neuron={"gain": 0.5}), "layer 'sn1': its gain is not folded yet"),
         (changed(neuron={"reset": "hard", "alpha": 0.5}), "a hard reset by alpha 0.5 has no integer form: use alpha 1"),
@@ -298,6 +300,10 @@ def test_what_does_not_fit_is_refused() -> None:
         (changed(neuron={"rounding": "trunc", "n_max": 128}), "n_max is 128, .* use at most 127"),
         (changed(bias=np.full(4, np.nan)), "layer 'sn1': its weights or bias are not finite: did training diverge?"),
         (changed(bias=np.full(4, 1e30)), "layer 'sn1': its membrane may reach 2\\^30: use fewer weight bits"),
+        (
+            changed(bias=alone),
+            r"layer 'sn1': its membrane .* by the bias of channel 2, -1e\+30 steps: prune that channel",
+        ),
         (readout(shape=(5, 2, 2)), r"readout: it gives \(5, 2, 2\) and not one"),
         (readout(synapses=(replace(head, source=INPUT),)), "readout: it reads the input itself"),
         (readout(bias=np.full(5, 1e30)), "readout: its sums may reach 2\\^53"),

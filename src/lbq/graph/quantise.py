@@ -7,7 +7,7 @@ exact enough is refused by its name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -172,6 +172,8 @@ def _layer(
 
     quantised = next(filter(fits, map(with_fraction, range(MOST_FRACTION, -1, -1))), None)
     if quantised is None:
+        in_steps = bias * (unit / spec.step).reshape(-1, *[1] * (bias.ndim - 1))
+        refuse_bias(with_fraction(0), in_steps, fits)
         raise GraphError(
             f"layer {layer.name!r}: its membrane may reach 2^30: use fewer weight bits, a smaller n_max or fewer inputs "
             "(tokens, in attention)"
@@ -184,6 +186,20 @@ def _layer(
         )
     check_products(layer, quantised, largest, np.broadcast_to(spec.step, layer.shape[:1]))
     return quantised
+
+
+def refuse_bias(layer: IntegerLayer, in_steps: Array, fits: Callable[[IntegerLayer], bool]) -> None:
+    """Refuse a layer that would fit but for the bias of one channel, by its number. in_steps: the bias of each, or maps."""
+    rows = in_steps.reshape(len(in_steps), -1)
+    channel = int(np.abs(layer.bias.reshape(rows.shape).astype(np.int64)).max(1).argmax())
+    bias = layer.bias.copy()
+    bias[channel] = 0
+    if fits(replace(layer, bias=bias)):
+        most = float(rows[channel][np.abs(rows[channel]).argmax()])
+        raise GraphError(
+            f"layer {layer.name!r}: its membrane may reach 2^30 by the bias of channel {channel}, {most:.3g} steps: prune that "
+            "channel or clip its bias"
+        )
 
 
 def check_products(layer: Layer, quantised: IntegerLayer, largest: Mapping[str, int], step: Array) -> None:
