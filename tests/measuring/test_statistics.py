@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.swa_utils import AveragedModel
 
 import lbq
@@ -382,3 +383,12 @@ def test_other_modules_with_weights_are_named_with_their_types() -> None:
     found = lbq.statistics(Net(), [batch(2, 3, 4)])
     assert found.unknown == {"gru": "GRU", "attention": "MultiheadAttention"}
     assert str(found).endswith("what they do with their weights: gru (GRU), attention (MultiheadAttention)")
+
+
+def test_a_parametrised_layer_is_counted_as_it_is() -> None:
+    plain, x = Two(), [batch(2, 3, 4)]
+    counted = lbq.statistics(plain, x).synapses
+    weight_norm(plain.fc)
+    found = lbq.statistics(plain, x)
+    assert found.synapses == counted
+    assert found.unknown == {}

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lbq.counting.analysis import Analysis, LayerAnalysis
@@ -128,13 +129,12 @@ class _Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        readers = [
-            module.register_forward_hook(self._reader(name), with_kwargs=True)
-            if any(type(module).forward is kind.forward for kind in WEIGHTED)
-            else module.register_forward_hook(self._stranger(name))
-            for name, module in self.net.named_modules()
-            if not isinstance(module, SpikingNeuron) and any(p.dim() > 1 for p in module.parameters(recurse=False))
-        ]
+        readers = []
+        for name, module in self.net.named_modules():
+            if any(type(module).forward is kind.forward for kind in WEIGHTED):
+                readers.append(module.register_forward_hook(self._reader(name), with_kwargs=True))
+            elif _holds_weights(module):
+                readers.append(module.register_forward_hook(self._stranger(name)))
         with attached(readers), watching(self.net, self._called), ExitStack() as stack:
             for (name, neuron), method in product(neurons_of(self.net).items(), PARTIAL_METHODS):
                 if getattr(type(neuron), method) in PARTIAL_METHODS[method] and method not in vars(neuron):
@@ -213,6 +213,13 @@ class _Watch:
             layers.append(LayerAnalysis(name, shape, n_max, float(step.mean()), ends, tails.get(name), levels))
         idle = tuple(name for name in neurons if name not in self.counts)
         return Statistics(tuple(layers), self.synapses, self.others, idle, self.samples, self.unknown)
+
+
+def _holds_weights(module: nn.Module) -> bool:
+    """Of its own. What parametrises a layer's weight is a part of that layer."""
+    if isinstance(module, SpikingNeuron | ParametrizationList):
+        return False
+    return any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
 
 
 def _by_timestep(x: Tensor, scale: Tensor, n_max: int) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.fx
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ def unfold_time(y: Tensor, like: Tensor, timesteps: int | None = None, spatial: 
 
 
 def _check(timesteps: int) -> None:
-    if not isinstance(timesteps, int | torch.SymInt) or timesteps < 1:
+    if not isinstance(timesteps, int | np.integer | torch.SymInt) or timesteps < 1:
         raise ValueError(f"timesteps must be a whole number above 0, got {timesteps!r}")
 
 
