@@ -109,6 +109,25 @@ def test_no_capture_on_a_cpu_whatever_is_asked() -> None:
     assert Trainer(config, open_source(config)).captured() is None
 
 
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.3}, {"weight_bits": 4, "optim": {"sam": 0.05, "sam_epochs": 1}}])
+def test_the_whole_step_that_a_graph_records_is_the_step_itself(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: in the branch for a captured step, called as it is."""
+
+    def fitted() -> tuple[dict[str, Tensor], list[float]]:
+        config = settings(**{"epochs": 1, **options})
+        trainer = Trainer(config, open_source(config))
+        records = list(trainer.fit())
+        return {k: v.clone() for k, v in trainer.net.state_dict().items()}, [r.loss for r in records]
+
+    plain, plain_losses = fitted()
+    monkeypatch.setattr(Trainer, "captured", lambda self: self._whole)
+    whole, losses = fitted()
+    assert losses == plain_losses
+    assert all(torch.equal(v, whole[k]) for k, v in plain.items())
+
+
 def test_batches_come_in_order_and_end() -> None:
     made = [(torch.full((2,), float(i)), torch.tensor([i])) for i in range(5)]
 
