@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import tarfile
@@ -23,7 +24,7 @@ from lbq.batches.sources import Batch, EventSource, FolderSource, fingerprint, h
 from lbq.config import Config
 from lbq.counting import deployed, inputs
 from lbq.counting.deployed_counts import measure as measure_deployed
-from lbq.data import shards
+from lbq.data import image_files, shards
 from lbq.data.dataset import Dataset, Inputs, Samples
 from lbq.data.testset import open_test
 from lbq.deploy import deploy_run
@@ -400,6 +401,34 @@ def test_other_labels_are_other_data(pictures: Path, tmp_path: Path) -> None:
     (root / "train" / "dark" / "3.png").rename(root / "train" / "bright" / "z.png")
     assert open_source(config).about["labels"] != second["labels"]
     assert fingerprint(np.array([0, 1])) != fingerprint(np.array([1, 0]))
+
+
+def test_other_images_of_the_same_labels_are_other_data(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checksum(root: Path) -> str:
+        return open_source(folder_config(root)).about["sha256"]
+
+    root = shutil.copytree(pictures, tmp_path / "copy")
+    whole = checksum(pictures)
+    assert re.fullmatch("[0-9a-f]{64}", whole)
+    assert checksum(root) == whole  # wherever they lie
+    (tmp_path / "shards").mkdir()
+    write_shards(pictures, tmp_path / "shards")
+    assert checksum(tmp_path / "shards") == whole
+    file = root / "train" / "dark" / "3.png"
+    image = file.read_bytes()
+    file.write_bytes(image[:-1] + b"?")
+    assert checksum(root) != whole
+    monkeypatch.setattr(image_files, "HASHED_FILES", 2)  # of each part, the first and that in the middle
+    few = checksum(pictures)
+    assert checksum(root) == few
+    file.write_bytes(image + b"?")
+    assert checksum(root) != few
+    file.unlink()
+    file.symlink_to("nowhere.png")
+    with pytest.raises(DataError, match=r"cannot read .*/train/dark/3.png: No such file"):
+        checksum(root)
 
 
 def test_the_same_samples_are_held_out_for_every_seed() -> None:

@@ -128,13 +128,16 @@ def test_users_data_of_one_name_must_be_the_same_files(tmp_path: Path) -> None:
     right = np.arange(600) % 10 > 0
     sides = [
         gather([stored(tmp_path, name, 90.0, right, dataset="arrays", data_sha256=data)]).finished
-        for name, data in (("a", "1" * 64), ("b", "2" * 64), ("c", "1" * 64))
+        for name, data in (("a", "1" * 64), ("b", "2" * 64), ("c", "1" * 64), ("old", "3" * 12), ("older", "4" * 12))
     ]
     with pytest.raises(
         LbqError, match=r"a.json and .*b.json are of different data \(data_sha256\): compare networks of the"
     ):
         compare(sides[0], sides[1])
     assert compare(sides[0], sides[2]).samples == 600
+    assert compare(sides[0], sides[3]).samples == 600  # a hash of labels alone says nothing of files
+    with pytest.raises(LbqError, match=r"old.json and .*older.json are of different data"):
+        compare(sides[3], sides[4])
 
 
 def test_a_side_holds_trainings_that_differ_in_their_seed_alone(tmp_path: Path) -> None:

@@ -267,6 +267,7 @@ class FolderSource(Source):
         _check_cutout(a.cutout, self.side, d.name)
         counts, labels = f"{len(index.train)} + {len(index.test)}", fingerprint(index.train.labels, index.test.labels)
         about = {"dataset": d.name, "source": str(index.root), "images": counts, "labels": labels}
+        about["sha256"] = index.checksum()
         super().__init__(
             config, device, file_inputs(d.name, index, self.side), len(index.train), len(index.test), about
         )

@@ -6,6 +6,7 @@ as in the usual ImageNet pipelines, unless `upright` asks for it.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 from abc import ABC, abstractmethod
@@ -31,6 +32,8 @@ MAX_PIXELS = 1 << 26  # 8,192 x 8,192
 CROP_AREA = (0.08, 1.0)  # a random crop's share of the image's area
 CROP_RATIO = (3 / 4, 4 / 3)  # its width by its height
 CROP_TRIES = 10
+HASHED_FILES = 100  # of each part, whose bytes go into the checksum
+HASHED_BYTES = 1 << 20  # at most, of each of them
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,10 @@ class FileSplit(ABC):
     def path(self, index: int) -> Path | Member:
         """Where image `index` is."""
 
+    @abstractmethod
+    def sizes(self) -> NDArray[np.int64]:
+        """The bytes of each encoded image, `[N]`."""
+
 
 @dataclass(frozen=True)
 class FileIndex:
@@ -76,6 +83,21 @@ class FileIndex:
     classes: tuple[str, ...]
     train: FileSplit
     test: FileSplit
+
+    def checksum(self) -> str:
+        """SHA-256 of all labels and all sizes of files, in order, and of the bytes of some files, spread evenly over each part.
+
+        To read all bytes would take as long as an epoch. Names do not count, so that folders and shards of the same images in
+        the same order have one checksum.
+        """
+        digest = hashlib.sha256()
+        for part in (self.train, self.test):
+            for numbers in (part.labels, part.sizes()):
+                digest.update(numbers.astype("<i8").tobytes())
+            count = min(len(part), HASHED_FILES)
+            for i in range(count):
+                digest.update(_first_bytes(part.path(i * len(part) // count)))
+        return digest.hexdigest()
 
 
 def load_eval(path: Path | Member, resize: int, crop: int, upright: bool = False) -> NDArray[np.uint8]:
@@ -140,6 +162,18 @@ def crop_box(height: int, width: int, seed: int) -> tuple[int, int, int, int]:
     elif width > CROP_RATIO[1] * height:
         w = round(height * CROP_RATIO[1])
     return (height - h) // 2, (width - w) // 2, h, w
+
+
+def _first_bytes(path: Path | Member) -> bytes:
+    """Up to `HASHED_BYTES` of an encoded image."""
+    if isinstance(path, Member):
+        return path.open().read(HASHED_BYTES)
+    files.refuse_pipe(path, DataError)
+    try:
+        with path.open("rb") as file:
+            return file.read(HASHED_BYTES)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _pillow() -> ModuleType:

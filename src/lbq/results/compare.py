@@ -152,11 +152,12 @@ def compare(ours: Sequence[Result], theirs: Sequence[Result], in_float: bool = F
 
 def _check_same_data(results: Sequence[Result]) -> None:
     """Refuse users' own data of one name that are not the same files. What only an analysis is left of does not say it."""
-    known = [r for r in results if r.record["dataset"] in OWN_DATA and r.record.get("data_sha256")]
-    for other in known[1:]:
-        if other.record["data_sha256"] != known[0].record["data_sha256"]:
+    first: dict[int, Result] = {}  # of image files, older records have a shorter hash, of labels alone
+    for other in (r for r in results if r.record["dataset"] in OWN_DATA and r.record.get("data_sha256")):
+        known = first.setdefault(len(str(other.record["data_sha256"])), other)
+        if other.record["data_sha256"] != known.record["data_sha256"]:
             raise LbqError(
-                f"{known[0].source} and {other.source} are of different data (data_sha256): compare networks of the same"
+                f"{known.source} and {other.source} are of different data (data_sha256): compare networks of the same"
             )
 
 
