@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import struct
 import threading
@@ -19,6 +20,7 @@ from lbq.cli import watch
 from lbq.data.events.live import time_frames
 from lbq.engine import Network, Stream
 from lbq.errors import LbqError
+from lbq.system.signals import STOPS
 from tests.support import event_writers
 from tests.support.commands import Call
 from tests.support.random_networks import random_network
@@ -60,6 +62,32 @@ def test_a_recording_is_played_at_its_own_speed(call: Call, model: Path, recordi
     assert lines[0] == f"watching {recording}, frames of 10 ms"
     assert lines[1].split()[:3] == ["0.010", "s", seen[0]]
     assert f"{recording}: 3 frames of 10 ms; " in lines[-1]
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_signal_ends_it_with_a_summary(
+    number: signal.Signals, call: Call, model: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show = watch.View.show
+
+    def stopped(self: watch.View, *arguments: Any) -> None:
+        show(self, *arguments)
+        if self.frames == 3:
+            signal.raise_signal(number)
+
+    def usual(*_: object) -> None:
+        raise AssertionError("the signal had its usual effect")
+
+    monkeypatch.setattr(watch.View, "show", stopped)
+    before = signal.signal(number, usual)
+    try:
+        text = call.printed("watch", recording, model, "--frame-ms", 10, "--window", 4)
+        assert text.splitlines()[-1].startswith(f"{recording}: 3 frames of 10 ms; ")
+        assert signal.getsignal(number) is usual
+        signal.signal(number, signal.SIG_IGN)  # as of SIGINT in a background job of a script
+        assert call.json("watch", recording, model, "--frame-ms", 10)["frames"] > 3
+    finally:
+        signal.signal(number, before)
 
 
 def test_it_says_when_it_falls_behind(

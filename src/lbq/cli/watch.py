@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import typer
 from lbq.cli.options import Json, print_result
 from lbq.cli.render import make_console, print_line
 from lbq.errors import LbqError
+from lbq.system import signals
 
 if TYPE_CHECKING:
     from lbq.data.events.live import Frame, UdpEvents
@@ -78,7 +80,7 @@ def watch(
             source = _played(time_frames(events, frame_us, (height, width)), frame_us / speed)
             name = str(files[0])
         view = stack.enter_context(View(name, frame_us, speed if live is None else 1.0, quiet=as_json))
-        with suppress(KeyboardInterrupt):  # the way in which watching ends
+        with suppress(KeyboardInterrupt), signals.noting(_end):  # the ways in which watching ends
             for due, frame in source:
                 view.show(stream.step(frame).ranked(net.network.classes), time.monotonic() - due)
                 if view.frames == frames:
@@ -86,6 +88,12 @@ def watch(
     facts = view.facts(live)
     text = facts.pop("text")
     print_result(as_json, facts, lambda: print_line(text))
+
+
+def _end(_: int, usual: object) -> None:
+    """End the watching at SIGTERM as at Ctrl-C, with its summary. A signal that was ignored before stays so."""
+    if usual is not signal.SIG_IGN:
+        raise KeyboardInterrupt
 
 
 def _frame_us(network: IntegerNetwork, frame_ms: float | None) -> int:
