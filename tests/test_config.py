@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,25 @@ def test_a_table_that_is_a_value_too_is_refused(both: list[str]) -> None:
     with pytest.raises(ConfigError, match="(train|b) is given both as a table and as a value: leave one of them out"):
         toml.overrides(both)
     assert toml.overrides(["train=5", "train=6"]) == {"train": 6}  # the last one counts
+
+
+@pytest.mark.parametrize("where", ["file", "command line"])
+@pytest.mark.parametrize("seed", [-(2**63), -1, 2**63 - 1, 2**63, 2**64])
+def test_a_seed_beyond_the_generators_is_told_what_is_taken(seed: int, where: str, tmp_path: Path) -> None:
+    path, line = tmp_path / "c.toml", f"seed={seed}"
+    path.write_text(line if where == "file" else "")
+    changes = [line] if where == "command line" else []
+    if seed == 2**63 - 1:
+        assert Config.load(path, changes).seed == seed
+        return
+    taken = "a non-negative integer below 2^63" if seed == -1 else "an integer between -2^63 and 2^63"
+    with pytest.raises(ConfigError, match=re.escape(f"seed must be {taken}, got {seed}")):
+        Config.load(path, changes)
+
+
+def test_a_number_inside_a_table_of_a_command_line_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^neuron.n_max must be an integer between -2\^63 and 2\^63, got 99999"):
+        toml.overrides(["neuron={n_max = 99999999999999999999}"])
 
 
 def test_a_value_of_several_lines_is_a_word() -> None:

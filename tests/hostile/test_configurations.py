@@ -29,8 +29,8 @@ DEEP = "lie more than 32 deep in each other"
             "is not valid TOML: Invalid statement",
         ),  # quotes that end no string: each was looked for to the end
         ("seed = " + "1" * 5_000, "is not valid TOML: Exceeds the limit"),
-        (f"seed = {2**63}", "seed must be an integer of 64 bits, got 9223372036854775808"),
-        ("[train]\nx = [1, [-99999999999999999999]]", "train.x must be an integer of 64 bits, got -999"),
+        (f"seed = {2**63}", "seed must be an integer between -2^63 and 2^63, got 9223372036854775808"),
+        ("[train]\nx = [1, [-99999999999999999999]]", "train.x must be an integer between -2^63 and 2^63, got -999"),
         ("seed = 1\nseed = 2", "is not valid TOML: Cannot overwrite a value"),
         ("# " + "x" * 2**20, "is too large: at most 1,024 KiB are read"),
     ],

@@ -30,6 +30,10 @@ STRINGS = re.compile(
 )
 
 
+class LargeInteger(ValueError):
+    """An integer of more than 64 bits: a value of TOML, but no setting takes it."""
+
+
 def _instead(path: Path, depth: int) -> str:
     """What to give in place of a file that cannot be read."""
     if (path / "config.toml").is_file():
@@ -81,7 +85,7 @@ def _check(tree: Mapping[str, Any]) -> None:
         if depth > MOST_DEPTH:
             raise ValueError(TOO_DEEP)
         if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-            raise ValueError(f"{name} must be an integer of 64 bits, got {str(value)[:20]}")
+            raise LargeInteger(f"{name} must be an integer between -2^63 and 2^63, got {str(value)[:20]}")
         if isinstance(value, Mapping):
             waiting += [(f"{name}.{key}" if name else key, inner, depth + 1) for key, inner in value.items()]
         elif isinstance(value, list):
@@ -113,7 +117,10 @@ def overrides(assignments: Iterable[str]) -> dict[str, Any]:
         names = key.strip().split(".")
         if not equals or not all(names):
             raise ConfigError(f"{assignment!r} must have the form key=value, such as train.epochs=3")
-        leaf: Any = parsed(f"value = {text}")["value"] if is_value(text) else text
+        try:
+            leaf: Any = parsed(f"value = {text}")["value"] if is_value(text) else text
+        except LargeInteger as error:
+            raise ConfigError(f"{key.strip()}{str(error).removeprefix('value')}") from error
         for name in reversed(names):
             leaf = {name: leaf}
         tree = merge(tree, leaf, layers=False)
@@ -124,8 +131,8 @@ def is_value(text: str) -> bool:
     """Whether a text is a TOML value; otherwise it is a bare word, or nothing."""
     try:
         return list(parsed(f"value = {text}")) == ["value"]  # several lines give several keys
-    except ValueError:
-        return False
+    except ValueError as error:
+        return isinstance(error, LargeInteger)
 
 
 def assignment(key: str, text: str) -> str:
