@@ -320,6 +320,16 @@ def test_predict(call: Call, model: Path, tmp_path: Path) -> None:
     assert "nowhere.png is not a file" in call.refused("predict", str(model), *both, "nowhere.png")
 
 
+def test_classes_that_share_a_name_are_shown_with_their_numbers(call: Call, model: Path, tmp_path: Path) -> None:
+    net, path = engine.load(model), tmp_path / "birds.lbq"
+    names = ("crane", "dove", "crane", *"defghij")
+    engine.save(path, engine.Network(replace(net.network, classes=names), net.golden))
+    np.save(tmp_path / "digit.npy", load_digits().test.images[0])
+    said = call.json("predict", path, tmp_path / "digit.npy", "--top", 10)
+    assert {e["index"]: e["class"] for e in said} == dict(enumerate(("crane (0)", "dove", "crane (2)", *"defghij")))
+    assert engine.load(path).network.classes == names
+
+
 def test_a_level_that_differs_is_found(call: Call, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = engine.Network.run
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lbq.engine.convolution import Counts
 from lbq.engine.method import Choice
+from lbq.graph.integer import shown_classes
 from lbq.graph.levels import Integers
 
 
@@ -54,7 +55,7 @@ class Output:
         logits = self.logits[number] * self.scale * (self.whole / steps)
         shares = np.exp(logits - logits.max())
         shares /= shares.sum()
-        names = classes or tuple(map(str, range(len(logits))))
+        names = shown_classes(classes, len(logits))
         order = np.argsort(-self.logits[number], kind="stable")
         return [
             {"class": names[i], "index": int(i), "share": float(shares[i]), "logit": int(self.logits[number, i])}

@@ -29,7 +29,7 @@ from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
 from lbq.graph.endless import check_membranes, over_window
-from lbq.graph.integer import IntegerLayer, IntegerNetwork
+from lbq.graph.integer import IntegerLayer, IntegerNetwork, shown_classes
 from lbq.system import files
 
 Form = Literal["run", "step"]
@@ -220,7 +220,7 @@ class Sources:
             f"{_numbers(*p.pool.kernel, *p.pool.stride, *p.pool.padding)}}}"
             for p in plan.pools
         ]
-        names = net.classes or tuple(map(str, range(net.readout.shape[0])))
+        names = shown_classes(net.classes, net.readout.shape[0])
         stages = [f"{{{self.macro}_{kind.upper()}_STAGE, {index}}}" for kind, index in plan.steps]
         tables = {"tensor": tensors, "synapse": synapses, "pool": pools, "layer": layers, "stage": stages}
         tables |= product_tables(plan)

@@ -28,7 +28,7 @@ from lbq.export.c99 import Sources
 from lbq.export.checks import check_name, check_ours
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import INPUT, Synapse
-from lbq.graph.integer import IntegerNetwork
+from lbq.graph.integer import IntegerNetwork, shown_classes
 from lbq.system import files
 
 FLAGS = (
@@ -127,7 +127,7 @@ def facts(network: IntegerNetwork, sources: Sources) -> dict[str, Any]:
         "title": _title(network),
         "dataset": network.dataset.get("name"),
         "written": f"lbq {__version__}",
-        "classes": list(network.classes) or [str(i) for i in range(network.readout.shape[0])],
+        "classes": list(shown_classes(network.classes, network.readout.shape[0])),
         "scale": network.scale,
         "timesteps": network.timesteps,
         "static": network.static,

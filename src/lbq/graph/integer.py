@@ -15,7 +15,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -228,6 +229,16 @@ class IntegerNetwork(Layered[IntegerLayer]):
 def is_name(text: str) -> bool:
     """Whether a text can be shown and written anywhere: no control characters, no half of a character."""
     return re.fullmatch(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}", text) is not None
+
+
+def shown_classes(classes: Sequence[str], count: int) -> tuple[str, ...]:
+    """What people read for each of `count` outputs: its class's name, or its number where classes have no names.
+
+    Classes that share a name have their numbers too, as ImageNet's two cranes do: "crane (134)" and "crane (517)".
+    """
+    shared = {name for name, times in Counter(classes).items() if times > 1}
+    names = (f"{name} ({i})" if name in shared else name for i, name in enumerate(classes))
+    return tuple(names) if classes else tuple(map(str, range(count)))
 
 
 # What is proved --------------------------------------------------------------------------------------------------------
