@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -52,6 +53,7 @@ from tests.support.small_runs import (
 
 Case = Callable[[World, Path], Any]
 CPU = torch.device("cpu")
+DEADLINE = 900  # seconds, which processes need on no machine however busy: those that wait for each other end then
 config = partial(small_runs.config, TINY)
 EXACT = ("model.dropout=0.0", "train.precision=fp64")  # dropout differs by process, and rounding by float32
 
@@ -335,9 +337,11 @@ def pair(folder: Path) -> list[dict[str, Any]]:
     processes = [context.Process(target=process, args=(rank, folder)) for rank in range(2)]
     for one in processes:
         one.start()
-    deadline = time.monotonic() + 100
+    running, deadline = {one.sentinel: one for one in processes}, time.monotonic() + DEADLINE
+    while running and (ended := wait(running, deadline - time.monotonic())):
+        if any(running.pop(cast("int", sentinel)).exitcode for sentinel in ended):
+            break  # the other one would wait for it in vain
     for one in processes:
-        one.join(deadline - time.monotonic())
         one.kill()
         one.join()
     assert [one.exitcode for one in processes] == [0, 0]
@@ -598,7 +602,7 @@ with after_step(7, lambda: os.kill(os.getpid(), signal.SIGKILL)) if lost else nu
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=DEADLINE)
 
 
 @pytest.mark.usefixtures("pair")
