@@ -17,7 +17,8 @@ import pytest
 
 from lbq import engine
 from lbq.cli import watch
-from lbq.data.events.live import time_frames
+from lbq.data.events import live
+from lbq.data.events.live import UdpEvents, time_frames
 from lbq.engine import Network, Stream
 from lbq.errors import LbqError
 from lbq.system.signals import STOPS
@@ -131,26 +132,30 @@ def test_on_a_terminal_bars_change(capsys: pytest.CaptureFixture[str], monkeypat
     assert f"{'#' * 18}{' ' * 6}  75.0 %  mug" in out
 
 
-def test_events_from_a_port(call: Call, model: Path) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    done = threading.Event()
+def test_events_from_a_port(call: Call, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, senders = threading.Event(), []
 
-    def send() -> None:
+    def send(port: int) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             t = 0
             while not done.wait(0.002):
                 t += 1000
                 sender.sendto(struct.pack("<II", t, t // 1000 % 8 | 1 << 28), ("127.0.0.1", port))
 
-    sender = threading.Thread(target=send)
-    sender.start()
+    def listen(*arguments: Any) -> UdpEvents:
+        opened = UdpEvents(*arguments)
+        senders.append((opened.port, threading.Thread(target=send, args=(opened.port,))))
+        senders[0][1].start()
+        return opened
+
+    monkeypatch.setattr(live, "UdpEvents", listen)
     try:
-        facts = call.json("watch", "--udp", port, model, "--sensor", "8x8", "--frame-ms", 5, "--frames", 6)
+        facts = call.json("watch", "--udp", 0, model, "--sensor", "8x8", "--frame-ms", 5, "--frames", 6)
     finally:
         done.set()
-        sender.join()
+        for _, sender in senders:
+            sender.join()
+    ((port, _),) = senders
     assert (facts["source"], facts["frames"], facts["strange"], facts["jumps"]) == (f"UDP port {port}", 6, 0, 0)
 
 
