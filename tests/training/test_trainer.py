@@ -142,6 +142,19 @@ def test_source_gives_what_the_dataset_holds() -> None:
     assert not any(row.numpy().tobytes() in trains for row in kept)
 
 
+@pytest.mark.parametrize(("samples", "fit", "reach"), [(1, 1, 1), (24, 2, 2), (25, 2, 3), (10_000, 4, 4)])
+def test_statistics_are_measured_on_whole_batches(
+    samples: int, fit: int, reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 12 samples, of which an epoch has 4: as many as fit into the number of samples, or as reach it."""
+    monkeypatch.setattr(train, "NORM_SAMPLES", samples)
+    made = small_runs.trainer(small_runs.config())
+    for at_least, batches in ((False, fit), (True, reach)):
+        numbers = made.norm_samples(at_least=at_least)
+        assert len(numbers) == batches
+        assert torch.equal(torch.cat(numbers), made.order(0).flatten()[: 12 * batches])
+
+
 def test_same_seed_same_bytes(trained: tuple[Path, models.BurstNet, Config]) -> None:
     folder, _, config = trained
     trainer = train.Trainer(config, open_source(config))

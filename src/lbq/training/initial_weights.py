@@ -26,11 +26,10 @@ from lbq.runs import run_folder
 from lbq.runs.build import outline
 from lbq.system import files
 from lbq.training import evaluation
-from lbq.training.trainer import Trainer
+from lbq.training.trainer import NORM_SAMPLES, Trainer
 
 HEAD = "fc."  # begins the names of the classifier's tensors
 COUNTER = "num_batches_tracked"  # of BatchNorm, which other programs leave out
-NORM_SAMPLES = 10_000  # training samples that give the BatchNorms of a deployed network their statistics
 SHOWN_NAMES = 3
 KINDS = "a run folder, a model.lbq or a weights.safetensors"
 HOW_TO = "docs/howto/fine-tune.md shows how to write one"
@@ -131,7 +130,6 @@ def give_statistics(trainer: Trainer) -> None:
     The network computes what it did. In training, where BatchNorm takes the statistics of a batch, it computes nearly that.
     """
     t, world, net = trainer.config.train, trainer.world, trainer.net
-    numbers = trainer.order(0)[: -(-NORM_SAMPLES // t.batch_size), :, world.rank].flatten(0, 1)
     norms: list[Any] = [module for module in net.modules() if isinstance(module, NORMS)]
     sums = {norm: norm.running_mean.new_zeros(3, norm.num_features, dtype=torch.float64) for norm in norms}
 
@@ -142,7 +140,7 @@ def give_statistics(trainer: Trainer) -> None:
         sums[norm] += count * torch.stack([torch.ones_like(mean), mean, variance + mean.square()]).double()
 
     with attached(norm.register_forward_pre_hook(watch) for norm in norms), evaluating(net), evaluation.without_tf32():
-        for x, _ in trainer.source.train_batches(list(numbers), 0, trainer.config.seed):
+        for x, _ in trainer.source.train_batches(trainer.norm_samples(at_least=True), 0, trainer.config.seed):
             net(evaluation.cast(x, t))
     for norm in norms:
         count, mean, square = world.sum(sums[norm])

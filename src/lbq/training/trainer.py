@@ -35,7 +35,7 @@ from lbq.training.loss import classification_loss
 from lbq.training.position import EpochRecord, Position
 from lbq.training.weight_rounding import rounding_of
 
-NORM_SAMPLES = 10_000  # training samples that give averaged weights their BatchNorm statistics
+NORM_SAMPLES = 10_000  # training samples that give BatchNorms statistics outside of training
 
 
 class Trainer:
@@ -366,20 +366,31 @@ class Trainer:
         finally:
             self.net.load_state_dict(trained)
 
+    def norm_samples(self, *, at_least: bool) -> list[Tensor]:
+        """Sample numbers of the batches that give BatchNorms statistics outside of training, the same every time: those of
+        this process.
+
+        Batches are whole. at_least: as many as hold `NORM_SAMPLES`, or all there are, else as many as fit into them, or one.
+        Averaged weights have always had the one, weights to start from the other: a single rule would change what trainings
+        give.
+        """
+        size = self.config.train.batch_size
+        count = -(-NORM_SAMPLES // size) if at_least else max(NORM_SAMPLES // size, 1)
+        return list(self.order(0)[:count, :, self.world.rank].flatten(0, 1))
+
     def _measure_norms(self, average: optim.Average) -> None:
         """Give the averaged network BatchNorm statistics of its own.
 
         Averages of weights that still move are shorter than the weights. So outputs of layers are smaller than averaged
         statistics say, fewer neurons fire, and a deep network may fall silent.
         """
-        count = max(NORM_SAMPLES // self.config.train.batch_size, 1)
-        numbers = self.order(0)[:count, :, self.world.rank].flatten(0, 1)  # the same samples every time
+        numbers = self.norm_samples(at_least=False)
         plain_from = self.config.plain_from
         plain = self.config.augment.plain_epochs > 0 and plain_from <= self.position.epoch
         # Rounding goes by these statistics. So they are measured again on weights that the first ones have rounded.
         for _ in range(2 if self.config.train.weight_bits else 1):
             with self.averaged(), self.rounded():
-                batches = self.source.train_batches(list(numbers), plain_from if plain else 0, self.config.seed)
+                batches = self.source.train_batches(numbers, plain_from if plain else 0, self.config.seed)
                 statistics = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
                 for name, value in statistics.items():  # the network's own buffers, which change when the context ends
                     average.state[name].copy_(value)
