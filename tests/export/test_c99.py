@@ -299,6 +299,20 @@ def test_the_command_writes_a_folder_that_builds_and_checks_itself(
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "7 of 8 inputs give the expected logits")
 
 
+def test_networks_of_two_names_lie_in_one_folder_and_link_into_one_program(
+    call: Call, model: Path, tmp_path: Path
+) -> None:
+    texts = []
+    for name in ("one", "two"):
+        call.printed("export", model, "-o", tmp_path, "--name", name)
+        texts.append({p.name: p.read_text() for p in tmp_path.iterdir() if p.name not in ("example.c", "Makefile")})
+    assert texts[0].items() < texts[1].items()
+    assert len(texts[1]) == 2 * len(texts[0])
+    assert "OBJECTS = example.o two.o two_data.o\n" in (tmp_path / "Makefile").read_text()
+    program = compile_(tmp_path, ["example.c", *(f"{n}{part}.c" for n in ("one", "two") for part in ("", "_data"))], ())
+    assert subprocess.run([program], capture_output=True).returncode == 0
+
+
 def test_another_compiler_or_other_flags_build_all_objects_again(call: Call, model: Path, tmp_path: Path) -> None:
     if shutil.which("make") is None:
         pytest.skip("no make")
