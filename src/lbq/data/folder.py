@@ -33,13 +33,6 @@ class FolderSplit(FileSplit):
     def path(self, index: int) -> Path:
         return self.root / os.fsdecode(bytes(self.paths[index]))
 
-    def sizes(self) -> NDArray[np.int64]:
-        root = os.fsencode(self.root)
-        try:
-            return np.array([os.stat(os.path.join(root, bytes(path))).st_size for path in self.paths], np.int64)
-        except OSError as error:
-            raise DataError(f"cannot read {os.fsdecode(error.filename)}: {error.strerror}") from error
-
 
 def scan_folder(root: Path) -> FileIndex:
     """Index `root/train` and `root/val`, or `root/test` where there is no `val`, without opening images."""

@@ -43,9 +43,6 @@ class ShardSplit(FileSplit):
         shard, offset, size = (int(v) for v in self.places[index])
         return Member(self.shards[shard], offset, size)
 
-    def sizes(self) -> NDArray[np.int64]:
-        return self.places[:, 2]
-
 
 def scan_shards(root: Path) -> FileIndex:
     """Index all shards of `root`, or use the stored index if the shards have not changed."""
