@@ -225,6 +225,22 @@ def test_large_layers_in_several_tiles_and_parts(monkeypatch: pytest.MonkeyPatch
     assert all(result == results[0] for result in results)
 
 
+@pytest.mark.parametrize("unit", ["on", "off"])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("outputs", [512, 490])  # whole blocks of them, and a last one that is not full
+def test_many_weights_are_shared_out_among_threads_and_small_images_go_together(
+    isa: str, unit: str, signed: bool, outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LBQ_NATIVE_AMX", unit)
+    rng = np.random.default_rng(outputs)
+    weights = rng.integers(-128, 128, (outputs, 256, 3, 3)).astype(np.int8)  # more than 2^20
+    levels = some_levels(rng, (7, 8, 6, 256), 5, signed, 0.3)  # 5 images of 48 positions go together, then 2
+    expected, conv = oracle(levels, weights, (1, 1), (1, 1)), PackedConv(weights, (1, 1), (1, 1))
+    for threads in (1, 2, 3, 20):  # more threads than blocks of outputs too
+        found, _ = conv.run(levels, "dense", threads=threads)
+        np.testing.assert_array_equal(found, expected, err_msg=f"{threads} threads")
+
+
 def test_out_is_written_and_checked() -> None:
     conv = PackedConv(np.ones((3, 2, 1, 1), np.int8))
     levels = np.ones((2, 4, 4, 2), np.uint8)

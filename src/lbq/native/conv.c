@@ -16,7 +16,10 @@
 #define UNIT_PIXELS 64         /* of a thread by itself */
 #define DENSE_PIXELS 256       /* of a unit of the dense method */
 #define LINE 64                /* bytes of cache: tiles of levels do not lie across two */
-#define QUAD_OUTPUTS 64
+#define TILE_OUTPUTS 32        /* of a block of weights as the dense method reads it: on the matrix unit, */
+#define QUAD_OUTPUTS 64        /* by instructions for four products, */
+#define PAIR_OUTPUTS 16        /* or for two */
+#define MANY_WEIGHTS (1 << 20)
 #define REGION_PIXELS 16       /* gathered by one thread, and */
 #define CHUNK_PIXELS 32        /* run by one, where threads work together */
 
@@ -37,6 +40,8 @@ struct run {
     int64_t capacity;         /* entries of one slot in one row of pixels */
     int64_t rows_each, pixels_each; /* rows of pixels, or output pixels, in a unit */
     int64_t tile, most;       /* output pixels in a tile; entries that one may have */
+    int64_t parts;            /* dense: of the outputs */
+    int offset;               /* dense: added to each level */
     uint16_t *ids;            /* [images * height, slots, capacity] */
     int32_t *ends;            /* [images * height, width + 1, slots] */
 };
@@ -80,27 +85,41 @@ static void form_unit(void *context, int64_t unit) {
     count(&c->counts[3], active);
 }
 
-static int64_t blocks_of(const struct lbq_conv *c) {
-    return up(c->outputs, c->method == LBQ_DENSE ? QUAD_OUTPUTS : c->block);
+/* Outputs of a block of weights, as the method reads them. */
+static int64_t block_outputs(const struct lbq_conv *c) {
+    return c->method != LBQ_DENSE ? c->block : c->tiles ? TILE_OUTPUTS : c->quads ? QUAD_OUTPUTS : PAIR_OUTPUTS;
 }
 
-/* A block of weights as the method reads them, or nothing. */
+static int64_t blocks_of(const struct lbq_conv *c) { return up(c->outputs, block_outputs(c)); }
+
+/* Bytes of such a block of 8-bit weights. */
+static int64_t block_bytes(const struct lbq_conv *c) {
+    int64_t rows = c->method == LBQ_DENSE ? c->kh * c->kw * up(c->inputs, 4) * 4 : c->kh * c->kw * c->inputs + 1;
+    return rows * block_outputs(c);
+}
+
+/* A block of weights, or nothing. */
 static struct lbq_span block_of(const struct lbq_conv *c, int64_t block) {
-    int dense = c->method == LBQ_DENSE;
-    const uint8_t *weights = dense ? (const uint8_t *)c->quads : c->bytes;
-    int64_t rows = dense ? c->kh * c->kw * up(c->inputs, 4) * 4 : c->kh * c->kw * c->inputs + 1;
-    int64_t bytes = rows * (dense ? QUAD_OUTPUTS : c->block);
+    const int8_t *dense = c->tiles ? c->tiles : c->quads;
+    const uint8_t *weights = c->method == LBQ_DENSE ? (const uint8_t *)dense : c->bytes;
     if (!weights) return (struct lbq_span){c->levels, c->levels};
-    return (struct lbq_span){weights + block * bytes, weights + (block + 1) * bytes};
+    return (struct lbq_span){weights + block * block_bytes(c), weights + (block + 1) * block_bytes(c)};
+}
+
+/* How many parts the dense method cuts the outputs into, one for each thread: where the weights are many, no thread reads
+ * those of another. Else all threads read all of them. */
+static int64_t dense_parts(const struct lbq_conv *c, int threads) {
+    return min64(c->outputs * c->inputs * c->kh * c->kw > MANY_WEIGHTS ? threads : 1, blocks_of(c));
 }
 
 /* What a thread reads after a block: its next one, or else its first of the next convolution. Each of so many threads takes
  * neighbouring blocks. */
-static struct lbq_span soon_after(const struct run *r, int64_t block, int threads) {
+static struct lbq_span soon_after(const struct run *r, int64_t block, int64_t threads) {
     int64_t blocks = blocks_of(r->c), me = block * threads / blocks;
     if ((block + 1) * threads / blocks == me) return block_of(r->c, block + 1);
     if (!r->next) return block_of(r->c, block);
-    return block_of(r->next, r->next->method == LBQ_DENSE ? 0 : me * blocks_of(r->next) / threads);
+    int64_t apart = r->next->method == LBQ_DENSE ? dense_parts(r->next, r->threads) : r->threads;
+    return block_of(r->next, me * blocks_of(r->next) * (apart > 1) / r->threads);
 }
 
 /* A part of it, in whole lines. */
@@ -321,59 +340,98 @@ static void padded_row(const struct lbq_conv *c, int64_t image, int64_t y, int64
     }
 }
 
-/* Some output rows of one image. */
+/* What a unit of the dense method works on: some output rows of an image, or some whole images, and a part of the outputs. */
+struct dense {
+    int64_t image, images, y, rows; /* of the outputs */
+    int64_t in_rows, line, wide;    /* padded rows of inputs to an image, numbers in one, and in a pixel */
+    int64_t begin, end;             /* blocks of outputs */
+    uint8_t *bytes;                 /* those rows of all images, or */
+    int16_t *words;
+};
+
+/* Tiles of the matrix unit. */
+static void dense_tiles(const struct run *r, const struct dense *d, int64_t block, struct lbq_span soon) {
+    const struct lbq_conv *c = r->c;
+    for (int64_t i = 0; i < d->images; i++) {
+        int32_t *out = c->out + ((d->image + i) * c->out_height + d->y) * c->out_width * c->outputs;
+        lbq_amx_rows(c, d->bytes + i * d->in_rows * d->line, d->line, d->rows, block, share_of(soon, i, d->images), out);
+    }
+}
+
+/* A few pixels at a time, by instructions for several products. */
+static void dense_pixels(const struct run *r, const struct dense *d, int64_t block, struct lbq_span soon) {
+    const struct lbq_conv *c = r->c;
+    int64_t width = block_outputs(c), outputs = min64(width, c->outputs - block * width);
+    int64_t pixels = d->rows * c->out_width, all = d->images * pixels;
+    for (int64_t first = 0; first < all; first += LBQ_DENSE_TILE) {
+        int32_t sums8[LBQ_DENSE_TILE][QUAD_OUTPUTS], sums16[LBQ_DENSE_TILE][PAIR_OUTPUTS];
+        const uint8_t *at8[LBQ_DENSE_TILE];
+        const int16_t *at16[LBQ_DENSE_TILE];
+        int32_t *to[LBQ_DENSE_TILE];
+        for (int64_t i = 0; i < LBQ_DENSE_TILE; i++) { /* beyond the last pixel: the last one again */
+            int64_t image = min64(first + i, all - 1) / pixels, pixel = min64(first + i, all - 1) % pixels;
+            int64_t y = pixel / c->out_width, x = pixel % c->out_width;
+            int64_t at = (image * d->in_rows + y * c->stride_y) * d->line + x * c->stride_x * d->wide;
+            if (d->bytes) at8[i] = d->bytes + at;
+            else at16[i] = d->words + at;
+            to[i] = c->out + (((d->image + image) * c->out_height + d->y) * c->out_width + pixel) * c->outputs + block * width;
+        }
+        struct lbq_span part = share_of(soon, first / LBQ_DENSE_TILE, up(all, LBQ_DENSE_TILE));
+        if (d->bytes) r->k->dense_quads(c, at8, d->line, block, part, sums8);
+        else r->k->dense_pairs(c, at16, d->line, block, sums16);
+        for (int64_t i = 0; i < LBQ_DENSE_TILE && first + i < all; i++) {
+            const int32_t *sums = d->bytes ? sums8[i] : sums16[i];
+            const int32_t *totals = r->offset ? c->totals + block * width : NULL;
+            for (int64_t j = 0; j < outputs; j++)
+                to[i][j] = totals ? (int32_t)((uint32_t)sums[j] - 128u * (uint32_t)totals[j]) : sums[j];
+        }
+    }
+}
+
 static void dense_unit(void *context, int64_t unit) {
     struct run *r = context;
     const struct lbq_conv *c = r->c;
-    int64_t per_image = up(c->out_height, r->rows_each), image = unit / per_image, y0 = unit % per_image * r->rows_each;
-    int64_t rows = min64(r->rows_each, c->out_height - y0), in_rows = (rows - 1) * c->stride_y + c->kh;
-    int quads = c->quads != NULL || c->tiles != NULL, offset = 0, width = quads ? QUAD_OUTPUTS : 16;
-#if defined(LBQ_X86)
-    offset = c->quads && c->is_signed ? 128 : 0; /* this instruction multiplies unsigned levels by signed weights */
-#endif
-    int64_t wide = quads ? up(c->inputs, 4) * 4 : up(c->inputs, 2) * 2, line = (c->width + 2 * c->pad_x) * wide;
-    size_t beyond = c->tiles ? (size_t)(LBQ_AMX_POSITIONS * c->stride_x * wide) : 0;
-    void *memory = malloc(quads ? (size_t)(in_rows * line) + beyond + LINE : (size_t)(in_rows * line) * sizeof(int16_t));
+    int64_t per_image = up(c->out_height, r->rows_each), each = up(c->batch, r->images) * per_image, part = unit / each;
+    struct dense d = {.image = unit % each / per_image * r->images, .y = unit % per_image * r->rows_each};
+    d.images = min64(r->images, c->batch - d.image), d.rows = min64(r->rows_each, c->out_height - d.y);
+    d.begin = part * blocks_of(c) / r->parts, d.end = (part + 1) * blocks_of(c) / r->parts;
+    int bytes = c->quads || c->tiles, group = bytes ? 4 : 2;
+    d.in_rows = (d.rows - 1) * c->stride_y + c->kh, d.wide = up(c->inputs, group) * group;
+    d.line = (c->width + 2 * c->pad_x) * d.wide;
+    size_t size = (size_t)(d.images * d.in_rows * d.line), beyond = (size_t)(LBQ_AMX_POSITIONS * c->stride_x * d.wide);
+    void *memory = malloc(bytes ? size + (c->tiles ? beyond : 0) + LINE : size * sizeof(int16_t));
     if (!memory) {
         __atomic_store_n(&r->failed, 1, __ATOMIC_RELAXED);
         return;
     }
-    uint8_t *bytes = quads ? (uint8_t *)(((uintptr_t)memory + LINE - 1) & ~(uintptr_t)(LINE - 1)) : NULL;
-    int16_t *words = quads ? NULL : memory;
-    for (int64_t i = 0; i < in_rows; i++)
-        padded_row(c, image, y0 * c->stride_y - c->pad_y + i, wide, offset, bytes ? bytes + i * line : NULL,
-                   words ? words + i * line : NULL);
-    int32_t *out = c->out + (image * c->out_height + y0) * c->out_width * c->outputs;
-    if (c->tiles) {
-        lbq_amx_rows(c, bytes, line, rows, out);
-        free(memory);
-        return;
-    }
-    for (int64_t block = 0; block * width < c->outputs; block++) {
-        struct lbq_span soon = soon_after(r, block, 1);
-        for (int64_t first = 0, pixels = rows * c->out_width; first < pixels; first += LBQ_DENSE_TILE) {
-            int32_t sums8[LBQ_DENSE_TILE][64], sums16[LBQ_DENSE_TILE][16];
-            const uint8_t *at8[LBQ_DENSE_TILE];
-            const int16_t *at16[LBQ_DENSE_TILE];
-            for (int64_t i = 0; i < LBQ_DENSE_TILE; i++) { /* beyond the last pixel: the last one again */
-                int64_t pixel = min64(first + i, pixels - 1);
-                int64_t at = pixel / c->out_width * c->stride_y * line + pixel % c->out_width * c->stride_x * wide;
-                if (quads) at8[i] = bytes + at;
-                else at16[i] = words + at;
-            }
-            struct lbq_span part = share_of(soon, first / LBQ_DENSE_TILE, up(pixels, LBQ_DENSE_TILE));
-            if (quads) r->k->dense_quads(c, at8, line, block, part, sums8);
-            else r->k->dense_pairs(c, at16, line, block, sums16);
-            int64_t outputs = min64(width, c->outputs - block * width);
-            for (int64_t i = 0; i < LBQ_DENSE_TILE && first + i < pixels; i++) {
-                const int32_t *sums = quads ? sums8[i] : sums16[i];
-                int32_t *to = out + (first + i) * c->outputs + block * width;
-                for (int64_t j = 0; j < outputs; j++)
-                    to[j] = offset ? (int32_t)((uint32_t)sums[j] - 128u * (uint32_t)c->totals[block * width + j]) : sums[j];
-            }
-        }
+    d.bytes = bytes ? (uint8_t *)(((uintptr_t)memory + LINE - 1) & ~(uintptr_t)(LINE - 1)) : NULL;
+    d.words = bytes ? NULL : memory;
+    for (int64_t i = 0, at = 0; i < d.images; i++)
+        for (int64_t y = 0; y < d.in_rows; y++, at += d.line)
+            padded_row(c, d.image + i, d.y * c->stride_y - c->pad_y + y, d.wide, r->offset, bytes ? d.bytes + at : NULL,
+                       bytes ? NULL : d.words + at);
+    for (int64_t block = d.begin; block < d.end; block++) {
+        struct lbq_span soon = soon_after(r, block, r->parts);
+        if (c->tiles) dense_tiles(r, &d, block, soon);
+        else dense_pixels(r, &d, block, soon);
     }
     free(memory);
+}
+
+/* Whole images go together where they are small: a block of weights then serves them all before the next is fetched. */
+static int run_dense(struct run *r) {
+    const struct lbq_conv *c = r->c;
+    int64_t pixels = c->out_height * c->out_width;
+#if defined(LBQ_X86)
+    r->offset = c->quads && c->is_signed ? 128 : 0; /* this instruction multiplies unsigned levels by signed weights */
+#endif
+    r->parts = dense_parts(c, r->threads);
+    int64_t sharing = r->threads / r->parts; /* threads for one part of the outputs */
+    r->rows_each = max64(min64(DENSE_PIXELS / c->out_width, up(c->batch * c->out_height, sharing)), 1);
+    r->rows_each = min64(r->rows_each, c->out_height);
+    r->images = r->rows_each < c->out_height ? 1 : max64(min64(DENSE_PIXELS / pixels, up(c->batch, sharing)), 1);
+    lbq_parallel(r->threads, r->parts * up(c->batch, r->images) * up(c->out_height, r->rows_each), dense_unit, r);
+    return r->failed;
 }
 
 int lbq_conv(const struct lbq_conv *c, int threads, const struct lbq_conv *next) {
@@ -382,8 +440,5 @@ int lbq_conv(const struct lbq_conv *c, int threads, const struct lbq_conv *next)
     if (c->batch * c->out_height * c->out_width * c->outputs == 0) return 0;
     if (c->method == LBQ_PAIRS) return run_pairs(&r);
     if (c->method != LBQ_DENSE) return run_lists(&r);
-    r.rows_each = max64(min64(DENSE_PIXELS / c->out_width, up(c->batch * c->out_height, threads)), 1);
-    r.rows_each = min64(r.rows_each, c->out_height);
-    lbq_parallel(threads, c->batch * up(c->out_height, r.rows_each), dense_unit, &r);
-    return r.failed;
+    return run_dense(&r);
 }
