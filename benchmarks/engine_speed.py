@@ -7,7 +7,7 @@ densities: our engines on one and two threads, the float SNN in PyTorch, and, wh
 onnxruntime int8 of the same-architecture ANN run once (the honest rival) and of the same SNN run densely. Then time against
 density, N_max and T with the dense line, as a table and a plot. Times are the best of several, all taking turns, and ratios are
 within one run. Also start-up (load to first result), peak memory, and how far two processes get on two cores.
-LBQ_NATIVE_AMX=off does without the matrix unit of newer x86 CPUs.
+LBQ_NATIVE_AMX=off does without the matrix unit of newer x86 CPUs; RIVALS_AMX=off takes it from onnxruntime alone.
 """
 
 # ruff: noqa: T201
@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # set_num_threads does not limit oneDNN's convolutions
 
+import matrix_unit
 import numpy as np
 import torch
 
@@ -245,8 +246,8 @@ def rivals(network: IntegerNetwork, images: np.ndarray[Any, Any]) -> dict[str, C
         worker = TorchWorker(threads)
         found[f"float SNN, torch fp32 {threads}"] = lambda w=worker: w.run("lbq")
         found[f"float ANN once, torch fp32 {threads}"] = lambda w=worker: w.run("relu")
+    matrix_unit.keep_rivals_off()
     try:
-        sys.path.insert(0, str(Path(__file__).parent))
         import onnx_rivals
     except ModuleNotFoundError as error:
         print(f"onnxruntime is left out: {error}")

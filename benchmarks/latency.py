@@ -5,7 +5,8 @@
 Each FILE is a deployed resnet20w128. One with margins (`lbq exits`) also runs with early exit, which takes longer for some
 images than for others. Where onnx, onnxscript and onnxruntime are installed, the rival is onnxruntime's int8 ANN of the same
 architecture. They take turns, so ratios are within one run; a turn is 25 images and one more that is not counted, while
-threads of the contender before may still spin. Other programs show in the 99th percentile: let none run beside it.
+threads of the contender before may still spin. LBQ_NATIVE_AMX=off does without the matrix unit of newer x86 CPUs;
+RIVALS_AMX=off takes it from the rival alone. Other programs show in the 99th percentile: let none run beside it.
 """
 
 # ruff: noqa: T201
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import matrix_unit
 import numpy as np
 from engine_speed import ID, processor
 from numpy.typing import NDArray
@@ -58,6 +60,7 @@ def contenders(path: Path, threads: int) -> dict[str, Run]:
 
 
 def rival(images: NDArray[np.uint8], threads: int) -> dict[str, Run]:
+    matrix_unit.keep_rivals_off()
     try:
         import onnx_rivals
     except ModuleNotFoundError as error:
