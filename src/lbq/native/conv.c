@@ -118,8 +118,8 @@ static struct lbq_span soon_after(const struct run *r, int64_t block, int64_t th
     int64_t blocks = blocks_of(r->c), me = block * threads / blocks;
     if ((block + 1) * threads / blocks == me) return block_of(r->c, block + 1);
     if (!r->next) return block_of(r->c, block);
-    int64_t apart = r->next->method == LBQ_DENSE ? dense_parts(r->next, r->threads) : r->threads;
-    return block_of(r->next, me * blocks_of(r->next) * (apart > 1) / r->threads);
+    int shared = r->next->method != LBQ_DENSE || dense_parts(r->next, r->threads) > 1; /* each thread begins elsewhere */
+    return block_of(r->next, shared ? me * blocks_of(r->next) / r->threads : 0);
 }
 
 /* A part of it, in whole lines. */
