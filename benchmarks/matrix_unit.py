@@ -20,11 +20,11 @@ LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # instructions of a filter
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | 1  # with EPERM
 
 
-def keep_rivals_off() -> bool:
-    """Where RIVALS_AMX or LBQ_NATIVE_AMX is `off`, refuse the unit to what is imported from now on. Whether it did."""
+def keep_rivals_off() -> None:
+    """Where RIVALS_AMX or LBQ_NATIVE_AMX is `off`, refuse the unit to what is imported from now on."""
     off = "off" in (os.environ.get("RIVALS_AMX"), os.environ.get("LBQ_NATIVE_AMX"))
     if not off or sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
+        return
     native.report()  # asks for the unit itself, unless it is off
     code = [  # the call's number, then the lower half of its first argument
         (LOAD, 0, 0, 0),
@@ -40,4 +40,3 @@ def keep_rivals_off() -> bool:
     for arguments in ((NO_NEW_PRIVILEGES, 1, 0), (SET_SECCOMP, FILTER, filter)):
         if libc.prctl(*arguments, 0, 0):
             raise OSError(ctypes.get_errno(), "the system refuses a filter of system calls")
-    return True

@@ -1,7 +1,11 @@
-"""Benchmarks that need a GPU, as far as a CPU can tell: what they call is there and takes a step."""
+"""Benchmarks, as far as a CPU of any kind can tell: what they call is there and takes a step."""
 
 from __future__ import annotations
 
+import errno
+import os
+import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -73,3 +77,20 @@ def test_a_file_with_margins_runs_with_early_exit_too(latency: Any, tmp_path: Pa
     runs = latency.contenders(tmp_path / "early.lbq", 1)
     assert list(runs) == ["early, T = 2", "early, early exit"]
     assert runs["early, early exit"](images[0]).timesteps is not None
+
+
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="a system call of Linux on x86-64"
+)
+@pytest.mark.parametrize("off", [False, True])
+def test_rivals_are_refused_the_matrix_unit(off: bool) -> None:
+    """In a process of its own: no filter of system calls can be taken back."""
+    code = (
+        "import ctypes, matrix_unit\n"
+        "matrix_unit.keep_rivals_off()\n"
+        "asked = ctypes.CDLL(None, use_errno=True).syscall(matrix_unit.ARCH_PRCTL, matrix_unit.REQUEST_PERMISSION, 18)\n"
+        "print(ctypes.get_errno() if asked else 0)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS), "RIVALS_AMX": "off" if off else "on"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert (int(done.stdout) == errno.EPERM) == off
