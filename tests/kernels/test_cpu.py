@@ -55,17 +55,21 @@ def both(x: Tensor, constants: Constants, rule: Rule, seed: int = 0, state: Burs
         assert end is not None
         torch.testing.assert_close(after, end.detach(), rtol=0, atol=0)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
+    weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x.dtype)
     true = torch.autograd.grad(expected, leaves, weight, allow_unused=True)
     ours = torch.autograd.grad(found, leaves, weight, allow_unused=True)
     for leaf, a, b in zip(leaves, true, ours, strict=True):
         a, b = (torch.zeros_like(leaf) if g is None else g for g in (a, b))
         terms = 1 if leaf is x else x.numel() ** 0.5
-        torch.testing.assert_close(b, a, rtol=1e-5, atol=2e-6 * rule.n_max * max(terms, 1), equal_nan=True)
+        ulp = 1e-5 if leaf.dtype == torch.float32 else 2**-7
+        torch.testing.assert_close(b, a, rtol=ulp, atol=2e-6 * rule.n_max * max(terms, 1), equal_nan=True)
 
 
-def currents(shape: tuple[int, ...], seed: int = 0, spread: float = 1.0) -> Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * spread + 0.3).requires_grad_()
+def currents(
+    shape: tuple[int, ...], seed: int = 0, spread: float = 1.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * spread + 0.3
+    return values.to(dtype).requires_grad_()
 
 
 @pytest.mark.parametrize("surrogate", SURROGATES)
@@ -77,6 +81,7 @@ def test_every_rule_equals_the_reference(surrogate: str, rounding: Any) -> None:
         scale = 0.7 if seed.bit_count() % 2 else None  # each with every pair of the others
         rule = Rule(3, SURROGATES[surrogate], rounding, reset, decayed, with_gradient, detached)
         both(currents((4, 5, 3, 3), seed), numbers(scale=scale), rule, seed)
+        both(currents((4, 5, 3, 3), seed, dtype=torch.bfloat16), numbers(scale=scale), rule, seed)
 
 
 def before(x: Tensor, rule: Rule) -> BurstState:
@@ -90,7 +95,8 @@ def test_every_rule_goes_on_from_a_state(isa: str) -> None:
         itertools.product(kernel.ROUNDINGS, RESETS, (True, False), (True, False), ("relsg_et", "triangle"))
     ):
         rule = Rule(3, SURROGATES[surrogate], rounding, reset, decayed, with_gradient, detached)
-        x = currents((3 if seed.bit_count() % 2 else 1, 5, 3, 3), seed)
+        dtype = kernel.DTYPES[seed // 2 % 2]
+        x = currents((3 if seed.bit_count() % 2 else 1, 5, 3, 3), seed, dtype=dtype)
         both(x, numbers(scale=0.7 if seed % 3 else None), rule, seed, before(x, rule))
 
 
@@ -118,10 +124,21 @@ def test_levels_at_thresholds_and_one_ulp_beside(isa: str, rounding: Any, reset:
         both(small, numbers(step), rule)
 
 
+def test_every_float_becomes_the_nearest_bfloat16(isa: str) -> None:
+    """Outputs of one level each: the steps themselves, rounded as PyTorch rounds them."""
+    upper = torch.arange(1, 0x7F80, 37, dtype=torch.int32) << 16  # from the smallest to near the largest
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
+    scale = (upper[:, None] | lower).flatten().view(torch.float32)
+    x, rule = torch.full((1, 1, scale.numel()), 2, dtype=torch.bfloat16), Rule(5, SURROGATES["clip"])
+    out = kernel.burst(x, numbers(torch.ones_like(scale), scale), rule)
+    assert torch.equal(out[0, 0], scale.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", kernel.DTYPES)
 @pytest.mark.parametrize("rounding", kernel.ROUNDINGS)
-def test_infinite_and_missing_numbers(isa: str, rounding: Any) -> None:
+def test_infinite_and_missing_numbers(isa: str, rounding: Any, dtype: torch.dtype) -> None:
     x = torch.tensor(
-        [[[math.nan, math.inf, -math.inf, 1.0]], [[1.0, 1.0, 1.0, math.nan]], [[1.0, -math.inf, 2.0, 3.0]]]
+        [[[math.nan, math.inf, -math.inf, 1.0]], [[1.0, 1.0, 1.0, math.nan]], [[1.0, -math.inf, 2.0, 3.0]]], dtype=dtype
     )
     for reset, surrogate in itertools.product(kernel.RESETS, SURROGATES):
         rule = Rule(3, SURROGATES[surrogate], rounding, reset)
@@ -138,11 +155,12 @@ def test_infinite_and_missing_numbers(isa: str, rounding: Any) -> None:
     "shape", [(2, 0), (1, 1), (3, 0, 4), (2, 1, 1, 1), (2, 7, 3, 5, 1), (3, 2, 4, 3, 3), (2, 3, 2000)]
 )
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_sizes(isa: str, shape: tuple[int, ...], per_channel: bool) -> None:
+@pytest.mark.parametrize("dtype", kernel.DTYPES)
+def test_sizes(isa: str, shape: tuple[int, ...], per_channel: bool, dtype: torch.dtype) -> None:
     step: Any = 0.37
     if per_channel and len(shape) > 2:
         step = torch.linspace(0.2, 0.6, shape[2]).reshape(-1, *[1] * (len(shape) - 3)).requires_grad_()
-    both(currents(shape), numbers(step), Rule(5, SURROGATES["relsg_et"]))
+    both(currents(shape, dtype=dtype), numbers(step), Rule(5, SURROGATES["relsg_et"]))
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -165,8 +183,9 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("steps", ["one", "per_channel", "both"])
 @pytest.mark.parametrize("size", [(4, 3), (6, 7)])
-def test_layouts(isa: str, layout: str, steps: str, size: tuple[int, int]) -> None:
-    x = LAYOUTS[layout](currents((3, 4, 5, *size)).detach())
+@pytest.mark.parametrize("dtype", kernel.DTYPES)
+def test_layouts(isa: str, layout: str, steps: str, size: tuple[int, int], dtype: torch.dtype) -> None:
+    x = LAYOUTS[layout](currents((3, 4, 5, *size), dtype=dtype).detach())
     each = torch.linspace(0.2, 0.6, 5).reshape(5, 1, 1)
     constants = {
         "one": numbers(0.4),
@@ -180,6 +199,7 @@ def test_layouts(isa: str, layout: str, steps: str, size: tuple[int, int]) -> No
     both(x.requires_grad_(), constants, Rule(5, SURROGATES["relsg_et"]))
     rule = Rule(5, SURROGATES["relsg_et"], decay_reset=False)
     v, pending = before(x, rule)
+    assert pending is not None
     for pair in ((v, pending), (channels_last(v[None])[0], v), (v, v[:1, :1].expand(v.shape))):
         both(x, constants, rule, state=BurstState(*pair))
 
@@ -200,15 +220,16 @@ def test_a_time_step_shown_at_every_timestep_is_not_copied(monkeypatch: pytest.M
 def gradients(x: Tensor, constants: Constants, rule: Rule) -> list[Tensor]:
     out = kernel.burst(x, constants, rule)
     leaves = [v for v in (x, *constants) if isinstance(v, Tensor) and v.requires_grad]
-    return [out, *torch.autograd.grad(out, leaves, torch.linspace(-1, 1, out.numel()).reshape(out.shape))]
+    return [out, *torch.autograd.grad(out, leaves, torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out))]
 
 
 @pytest.mark.parametrize("channels", [None, 6])
 @pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", kernel.DTYPES)
 def test_threads_and_paths_give_the_same_bytes(
-    channels: int | None, last: bool, monkeypatch: pytest.MonkeyPatch
+    channels: int | None, last: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x = currents((4, 9, 6, 15, 17)).detach()
+    x = currents((4, 9, 6, 15, 17), dtype=dtype).detach()
     x = (LAYOUTS["channels_last"](x) if last else x).requires_grad_()
     step: Any = 0.4 if channels is None else torch.linspace(0.2, 0.6, 6).reshape(6, 1, 1).requires_grad_()
     for surrogate in ("relsg_et", "sigmoid"):
@@ -354,6 +375,7 @@ def test_what_it_leaves_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> Non
     own = Surrogate("relsg_et", SURROGATES["box"].level, SURROGATES["box"].slope)
     for value, constants, kind in (
         (x.double(), c, rule),
+        (x.half(), c, rule),
         (x.to("meta"), c, rule),
         (x[:0], c, rule),
         (x, c._replace(thresholds=torch.arange(1.0, 6)), rule),

@@ -1,4 +1,4 @@
-"""The burst neuron on a CPU: a whole sequence in one pass of C forward and one backward, float32.
+"""The burst neuron on a CPU: a whole sequence in one pass of C forward and one backward, float32 or bfloat16.
 
 It computes what `reference` defines: levels bit for bit, gradients up to the rounding of sums, which here run in double and
 in an order that depends on the shape alone. The backward pass recomputes the membrane from x; it cannot be differentiated.
@@ -31,6 +31,7 @@ from lbq.kernels.surrogate import SURROGATES
 ROUNDINGS = {name: number for number, name in enumerate(get_args(Rounding))}
 RESETS = {name: number for number, name in enumerate(get_args(Reset))}
 SCALARS = ("tail", "leak", "alpha", "gain")  # in the order of their gradients
+DTYPES = (torch.float32, torch.bfloat16)  # of currents, outputs and their gradients; all else is float32
 LARGEST_LEVEL = 2**22  # levels and thresholds are exact in float32, and so is half a step between them
 
 
@@ -39,7 +40,7 @@ BurstCall = native.structure(  # struct lbq_burst
     pointer="x step scale out grad by_step by_scale by_scalars v pending v_after pending_after "
     "by_level price_at tail_at leak_at alpha_at gain_at",
     float="tail leak alpha gain",
-    int32="n_max rounding reset surrogate decay_reset reset_grad detach_state need_tail need_scalars threads isa",
+    int32="n_max rounding reset surrogate decay_reset reset_grad detach_state need_tail need_scalars bfloat16 threads isa",
 )
 
 
@@ -56,8 +57,8 @@ _library_exists._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def supports(x: Tensor, constants: Constants, rule: Rule) -> bool:
-    """Whether this kernel can run the call. It knows no ladder of thresholds, and its results are float32."""
-    if x.device.type != "cpu" or x.dtype != torch.float32 or x.shape[0] == 0 or constants.thresholds is not None:
+    """Whether this kernel can run the call. It knows no ladder of thresholds, and computes in float32."""
+    if x.device.type != "cpu" or x.dtype not in DTYPES or x.shape[0] == 0 or constants.thresholds is not None:
         return False
     if rule.n_max > LARGEST_LEVEL or not rule.surrogate.in_kernels:
         return False
@@ -113,8 +114,8 @@ def _find_layout(shape: tuple[int, ...], strides: tuple[int, ...], channel: int)
 _layout = lru_cache(maxsize=1024)(_find_layout)
 
 
-def _like(x: Tensor, order: tuple[int, ...]) -> Tensor:
-    return torch.empty_permuted(x.shape, order, dtype=x.dtype, device=x.device)
+def _like(x: Tensor, order: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty_permuted(x.shape, order, dtype=dtype or x.dtype, device=x.device)
 
 
 def _in_order(x: Tensor, order: tuple[int, ...]) -> Tensor:
@@ -156,6 +157,7 @@ def _call(inputs: Burst, layout: _Layout) -> tuple[ctypes.CDLL, ctypes.Structure
     call.n_max, call.surrogate = rule.n_max, SURROGATES[rule.surrogate].code
     call.rounding, call.reset = ROUNDINGS[rule.rounding], RESETS[rule.reset]
     call.decay_reset, call.reset_grad, call.detach_state = rule.decay_reset, rule.reset_grad, rule.detach_state
+    call.bfloat16 = x.dtype == torch.bfloat16
     call.threads, call.isa = torch.get_num_threads(), native.ISAS[native.isa()]
     return library, call
 
@@ -174,7 +176,7 @@ def _forward(inputs: Burst, after: StateArguments = AT_REST, sums: Tensor | None
 
 def _states_like(inputs: Burst, order: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """An empty membrane and pending reset, the latter without elements where the rule delays none."""
-    v = _like(inputs.x[:1], order)[0]
+    v = _like(inputs.x[:1], order, torch.float32)[0]
     return v, torch.empty_like(v) if inputs.neuron.rule.delayed else v.new_empty(0)
 
 
@@ -185,7 +187,11 @@ def _results_like(
     x, step, scale = inputs.x, inputs.neuron.step, inputs.neuron.scale
     by_x = _like(x, order) if "x" in targets else x.new_empty(0)
     by_scale = torch.empty_like(step if scale is None else scale)
-    return by_x, torch.empty_like(step), by_scale, x.new_empty(len(SCALARS))
+    return by_x, torch.empty_like(step), by_scale, step.new_empty(len(SCALARS))
+
+
+def _sums(inputs: Burst) -> Tensor:
+    return inputs.x.new_empty(2, dtype=torch.float32)
 
 
 # As PyTorch's operators
@@ -260,11 +266,11 @@ class PricedKernel(BurstKernel):
     name, outputs = "burst_priced_cpu", 2
 
     def forward(self, inputs: Burst) -> tuple[Tensor, Tensor]:
-        sums = inputs.x.new_empty(2)
+        sums = _sums(inputs)
         return _forward(inputs, sums=sums), sums
 
     def forward_fake(self, inputs: Burst) -> tuple[Tensor, Tensor]:
-        return _like(inputs.x, _order(inputs)), inputs.x.new_empty(2)
+        return _like(inputs.x, _order(inputs)), _sums(inputs)
 
 
 BURST, BURST_CHUNK, BURST_PRICED = BurstKernel(), ChunkKernel(), PricedKernel()

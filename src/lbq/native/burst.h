@@ -16,6 +16,8 @@
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vs __attribute__((vector_size(2 * LANES)));
 typedef float vh __attribute__((vector_size(2 * LANES)));  /* half as many, */
 typedef double vd __attribute__((vector_size(4 * LANES))); /* which fill a register as doubles */
 
@@ -25,6 +27,17 @@ INLINE vf load(const float *p) {
     return v;
 }
 INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+/* LANES bfloat16, the upper halves of floats; stored ones are rounded to the nearest, ties to even. */
+INLINE vf widen(const uint16_t *p) {
+    vs v;
+    memcpy(&v, p, sizeof v);
+    return (vf)(__builtin_convertvector(v, vu) << 16);
+}
+INLINE void narrow(uint16_t *p, vf v) {
+    vu bits = (vu)v, rounded = bits + 0x7fff + (bits >> 16 & 1), missing = (vu)(v != v);
+    vs half = __builtin_convertvector(((missing & (bits | 0x400000)) | (~missing & rounded)) >> 16, vs);
+    memcpy(p, &half, sizeof half);
+}
 INLINE vf all(float value) { return value - (vf){0}; }
 INLINE vf pick(vi mask, vf yes, vf no) {
 #if defined(LBQ_FOR_AVX512)
@@ -272,25 +285,52 @@ INLINE void add_lanes(double *into, vf values) {
     }
 }
 
+/* n <= LANES values of x or of a gradient, as floats in a column of zeros, and the other way. */
+INLINE void fetch(const struct lbq_burst *c, float *column, const void *values, int64_t at, int64_t n) {
+    if (n < LANES) memset(column, 0, LANES * sizeof(float));
+    if (!c->bfloat16) {
+        memcpy(column, (const float *)values + at, (size_t)n * sizeof(float));
+    } else if (n == LANES) {
+        store(column, widen((const uint16_t *)values + at));
+    } else {
+        uint16_t lanes[LANES] = {0};
+        memcpy(lanes, (const uint16_t *)values + at, (size_t)n * sizeof(uint16_t));
+        store(column, widen(lanes));
+    }
+}
+
+INLINE void put(const struct lbq_burst *c, const float *column, void *values, int64_t at, int64_t n) {
+    if (!c->bfloat16) {
+        memcpy((float *)values + at, column, (size_t)n * sizeof(float));
+    } else if (n == LANES) {
+        narrow((uint16_t *)values + at, load(column));
+    } else {
+        uint16_t lanes[LANES];
+        narrow(lanes, load(column));
+        memcpy((uint16_t *)values + at, lanes, (size_t)n * sizeof(uint16_t));
+    }
+}
+
 /* A stretch of n neighbouring neurons. chunk: there is a state before or after; to look for one at every column would
  * take time. priced: what is emitted is summed, and its gradient is the price. per_element: step and scale are [n], and so
  * are the sums of their gradients; otherwise they hold for the whole stretch and all sums are [16], lane by lane.
  * sums: sizes and bits of what is emitted, or backward step, scale, tail, leak, alpha, gain. scratch: (4 + 3) * LANES floats
- * for each timestep, for the trace and a last column that is not full. */
+ * for each timestep, for the trace and a column that cannot be used where it lies: one that is not full, or not of floats. */
 INLINE void stretch(const struct lbq_burst *c, int backward, int chunk, int priced, int rounding, int reset, int surrogate,
                     int64_t start, int64_t n, const float *step, const float *scale, int per_element,
                     double *const sums[6], float *scratch) {
     int rested = !chunk || !c->v;
     int64_t slab = c->outer * c->channels * c->inner;
-    float *trace = scratch, *x_last = trace + c->timesteps * 4 * LANES;
-    float *grad_last = x_last + c->timesteps * LANES, *out_last = grad_last + c->timesteps * LANES;
+    float *trace = scratch, *own_x = trace + c->timesteps * 4 * LANES;
+    float *own_grad = own_x + c->timesteps * LANES, *own_out = own_grad + c->timesteps * LANES;
     vf one_step = all(per_element ? 1 : *step), one_scale = all(per_element ? 1 : *scale);
     float prices[LANES];
     store(prices, all(priced && backward ? *c->price_at : 0));
     for (int64_t i = 0; i < n; i += LANES) {
-        const float *x = c->x + start + i, *grad = backward ? c->grad + start + i : NULL;
-        float *out = c->out ? c->out + start + i : NULL;
-        int64_t x_time = c->x_time, time = slab, rest = n - i < LANES ? n - i : LANES;
+        int64_t x_time = c->x_time, time = slab, at = start + i, rest = n - i < LANES ? n - i : LANES;
+        int in_place = rest == LANES && !c->bfloat16;
+        const float *x = own_x, *grad = own_grad;
+        float *out = c->out ? own_out : NULL;
         if (per_element) {
             float steps[LANES], scales[LANES];
             for (int64_t j = 0; j < LANES; j++) {
@@ -299,23 +339,25 @@ INLINE void stretch(const struct lbq_burst *c, int backward, int chunk, int pric
             }
             one_step = load(steps), one_scale = load(scales);
         }
-        if (rest < LANES) { /* the last column: through buffers filled with zeros, which add nothing to any sum */
-            memset(x_last, 0, (size_t)c->timesteps * 3 * LANES * sizeof(float));
+        if (in_place) {
+            x = (const float *)c->x + at;
+            if (backward) grad = (const float *)c->grad + at;
+            if (out) out = (float *)c->out + at;
+        } else { /* zeros, which fill a last column, add nothing to any sum */
             for (int64_t t = 0; t < c->timesteps; t++) {
-                memcpy(x_last + t * LANES, x + t * x_time, (size_t)rest * sizeof(float));
-                if (backward) memcpy(grad_last + t * LANES, grad + t * slab, (size_t)rest * sizeof(float));
+                fetch(c, own_x + t * LANES, c->x, at + t * x_time, rest);
+                if (backward) fetch(c, own_grad + t * LANES, c->grad, at + t * slab, rest);
             }
-            x = x_last, grad = grad_last, x_time = time = LANES;
-            if (out) out = out_last;
+            x_time = time = LANES;
         }
         struct state state = {all(0), all(0)};
         int64_t lane = i % 16, own = per_element ? i : lane;
-        if (chunk) state = state_before(c, start + i, rest);
+        if (chunk) state = state_before(c, at, rest);
         if (!backward) {
             struct emitted emitted = {all(0), all(0)};
             state = forward_column(c, rounding, reset, x, x_time, out, time, one_step, one_scale, rested, state,
                                    priced ? &emitted : NULL);
-            if (chunk) keep_state(c, start + i, rest, state);
+            if (chunk) keep_state(c, at, rest, state);
             if (priced) add_lanes(sums[0] + lane, emitted.sizes), add_lanes(sums[1] + lane, emitted.bits);
         } else {
             vf price = priced ? load_some(prices, rest) : all(0); /* none for what only fills the last column */
@@ -330,9 +372,8 @@ INLINE void stretch(const struct lbq_burst *c, int backward, int chunk, int pric
                 add_lanes(sums[5] + lane, sum.gain);
             }
         }
-        if (rest < LANES && out)
-            for (int64_t t = 0; t < c->timesteps; t++)
-                memcpy(c->out + start + i + t * slab, out_last + t * LANES, (size_t)rest * sizeof(float));
+        if (!in_place && out)
+            for (int64_t t = 0; t < c->timesteps; t++) put(c, own_out + t * LANES, c->out, at + t * slab, rest);
     }
 }
 

@@ -59,13 +59,15 @@ LBQ_EXPORT int32_t lbq_features(void);
 
 /* One call of the burst neuron over a whole sequence; mirrored by src/lbq/kernels/cpu.py.
  *
- * A timestep is a dense slab of outer * channels * inner floats; element i belongs to channel (i / inner) % channels.
- * x may step by any distance between timesteps (0: the same slab at every timestep); everything else is contiguous. */
+ * A timestep is a dense slab of outer * channels * inner values; element i belongs to channel (i / inner) % channels.
+ * x may step by any distance between timesteps (0: the same slab at every timestep); everything else is contiguous.
+ * x, out and grad are floats, or bfloat16 where `bfloat16` is set; all else is float, and so is all arithmetic. */
 struct lbq_burst {
     int64_t timesteps, outer, channels, inner, x_time;
-    const float *x, *step, *scale; /* step and scale: [channels]; scale NULL: a level is worth the step */
-    float *out;                    /* forward: [T, slab]; backward: gradient of x, or NULL */
-    const float *grad;             /* backward: [T, slab] */
+    const void *x;
+    const float *step, *scale;     /* [channels]; scale NULL: a level is worth the step */
+    void *out;                     /* forward: [T, slab]; backward: gradient of x, or NULL */
+    const void *grad;              /* backward: [T, slab] */
     float *by_step, *by_scale;     /* backward: gradients, [channels] */
     float *by_scalars;             /* backward: [4], of tail, leak, alpha, gain */
     const float *v, *pending;      /* the state before, [slab]; v NULL: at rest; pending NULL: nothing is */
@@ -77,7 +79,7 @@ struct lbq_burst {
     float tail, leak, alpha, gain;                       /* the same, which the library itself reads from there */
     int32_t n_max, rounding, reset, surrogate;
     int32_t decay_reset, reset_grad, detach_state, need_tail, need_scalars;
-    int32_t threads, isa;
+    int32_t bfloat16, threads, isa;
 };
 
 /* Both return 0, or 1 where memory ran out. */

@@ -67,8 +67,8 @@ def plan_of(trainer: Trainer) -> Plan:
             refusal = (f"it trains, but cannot be deployed: {error}",)
     local = t.batch_size // (t.accumulate * world.size)
     kernel = _kernel(trainer)
-    half = 2 if kernel == "fused" else 4  # the reference computes in float32 in every precision
-    size = {"fp64": 8, "fp32": 4, "bf16": half, "fp16": half}[t.precision]
+    halves = {"fused": ("bf16", "fp16"), "native": ("bf16",)}.get(kernel, ())  # what else is narrow runs in float32
+    size = 8 if t.precision == "fp64" else 2 if t.precision in halves else 4
     sites = None if units is None else units * config.model.timesteps * local
     return Plan(
         model=config.model.id,
