@@ -268,7 +268,8 @@ class PackedConv:
     def keep(self, method: Method) -> None:
         """Drop the forms that other methods read; they are made again if needed."""
         dense = {"quads", "pairs", "tiles", "totals"}
-        self._forms = {k: form for k, form in self._forms.items() if (k[0] in dense) == (method == "dense")}
+        forms = dict(self._forms)  # another thread may add one meanwhile
+        self._forms = {k: form for k, form in forms.items() if (k[0] in dense) == (method == "dense")}
 
     # Each form is filled block by block, and the pages of the file that were read are released: otherwise this would be
     # the peak of memory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -50,6 +51,7 @@ class Network:
         self.network, self.golden, self._file = network, golden, file
         self._runner: Runner | None = None
         self._on_device: dict[str, Any] = {}
+        self._preparing = threading.Lock()  # of what is for a device
         self._stages: tuple[Network, ...] | None = None
 
     def __copy__(self) -> Network:
@@ -214,18 +216,18 @@ class Network:
     def on_device(self, device: str) -> Any:
         """The network in PyTorch on a device: `cuda`, or `cpu` for the same arithmetic without a GPU."""
         self.check_file()
-        if device not in self._on_device:
-            try:
-                from lbq.engine.cuda.runner import GpuRunner
-            except ModuleNotFoundError as error:
-                if error.name != "torch":
-                    raise
-                raise LbqError(
-                    f"engine {device} needs PyTorch, which is not installed: pip install 'lbq[train]', or take engine auto"
-                ) from error
-
-            self._on_device[device] = GpuRunner(self.network, device)
-        return self._on_device[device]
+        try:
+            from lbq.engine.cuda.runner import GpuRunner
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise LbqError(
+                f"engine {device} needs PyTorch, which is not installed: pip install 'lbq[train]', or take engine auto"
+            ) from error
+        with self._preparing:
+            if device not in self._on_device:
+                self._on_device[device] = GpuRunner(self.network, device)
+            return self._on_device[device]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:

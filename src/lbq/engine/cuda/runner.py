@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,10 @@ MOST_IMAGES = 1024  # of a piece
 MOST_BYTES = 2**31 - 1  # of the levels of one layer: kernels count them in 32 bits
 MATRIX_VALUES_PER_PIECE = 2**27  # of the matrices that PyTorch multiplies at a time
 
+# Threads take turns, whatever network they run: a network's pieces have their memory once, and PyTorch's precision is a setting
+# of the process.
+_turn = threading.RLock()
+
 
 class GpuRunner:
     """The same results as `lbq.engine.runner.Runner`, by dense arithmetic.
@@ -57,6 +62,7 @@ class GpuRunner:
         self.bias = plain.on(self.device, network.readout.bias)
         self.images_per_piece = self._images_per_piece()
         self.pieces: dict[int, _Piece] = {}
+        self.running = False
         self.choices = {s.name: self._choice(layer, s) for layer in network.all_layers for s in layer.synapses}
         self.choices |= {gate.name: Choice("torch", "dense", f"dense on {device}") for gate in network.gates}
         self.products = {s.name: self._passes(s) * s.valid_macs for s in network.synapses}  # of an image
@@ -95,22 +101,31 @@ class GpuRunner:
     def run(
         self, x: NDArray[np.uint8], trace: bool | OnLevels = False, progress: Callable[[int], None] | None = None
     ) -> Output:
-        """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events; trace as for the `Runner`."""
+        """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events; trace as for the `Runner`. Threads take turns."""
+        with _turn, plain.tf32(self.device):
+            if self.running:  # this thread's own: no other has the turn
+                raise LbqError("a function that is called during a run on a GPU cannot run the same network there")
+            self.running = True
+            try:
+                return self._run(x, trace, progress)
+            finally:
+                self.running = False
+
+    def _run(self, x: NDArray[np.uint8], trace: bool | OnLevels, progress: Callable[[int], None] | None) -> Output:
         net, axis = self.network, 0 if self.network.static else 1
         images = x.shape[axis]
         logits: list[Tensor] = []
         traced: dict[str, list[Integers]] = {layer.name: [] for layer in net.layers}
         on_levels: Any = (lambda name, levels: traced[name].append(levels)) if trace is True else trace or None
-        with plain.tf32(self.device):
-            for start in range(0, images, self.images_per_piece):
-                part = slice(start, min(start + self.images_per_piece, images))
-                pixels = x[part] if net.static else x[:, part]
-                size = min(1 << (part.stop - start - 1).bit_length(), self.images_per_piece)
-                if size not in self.pieces:
-                    self.pieces[size] = _Piece(self, size)
-                logits.append(self.pieces[size].run(pixels, on_levels))
-                if progress is not None:
-                    progress(part.stop - start)
+        for start in range(0, images, self.images_per_piece):
+            part = slice(start, min(start + self.images_per_piece, images))
+            pixels = x[part] if net.static else x[:, part]
+            size = min(1 << (part.stop - start - 1).bit_length(), self.images_per_piece)
+            if size not in self.pieces:
+                self.pieces[size] = _Piece(self, size)
+            logits.append(self.pieces[size].run(pixels, on_levels))
+            if progress is not None:
+                progress(part.stop - start)
         counts = {name: Counts(products=images * products) for name, products in self.products.items()}
         levels = {name: np.concatenate(parts, axis=1) for name, parts in traced.items()} if trace is True else None
         return Output(torch.cat(logits).cpu().numpy(), net.scale, counts, dict(self.choices), levels)
