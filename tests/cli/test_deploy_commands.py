@@ -69,11 +69,15 @@ def test_numpy_is_announced_once(call: Call, model: Path, monkeypatch: pytest.Mo
     ]
 
 
-def test_deploy(call: Call, run: Path, tmp_path: Path) -> None:
+def test_deploy(call: Call, run: Path, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.lbq"
     assert "is the file of the network: give another name" in call.refused(
         "deploy", str(run), "-o", str(out), "--levels", str(out)
     )
+    assert not out.exists()
+    engine.save(tmp_path / "bare.lbq", engine.Network(engine.load(model).network))
+    bare = ("deploy", tmp_path / "bare.lbq", "--timesteps", 1, "-o", out, "--levels", tmp_path / "a.levels")
+    assert "no golden inputs whose levels it could write; --noise makes some" in call.refused(*bare)
     assert not out.exists()
     text = call.printed("deploy", str(run), "-o", str(out), "--levels", str(tmp_path / "a.levels"))
     assert f"{out}: " in text

@@ -84,6 +84,13 @@ def test_machines_that_do_not_tell_are_named(tmp_path: Path, monkeypatch: pytest
             raise PermissionError(13, "Permission denied", str(path))
         return "package-0"
 
+    meter = PackageMeter(folder)
+    (folder / "intel-rapl:0" / "energy_uj").write_text("")
+    with pytest.raises(NoMeter, match="energy_uj cannot be read: invalid literal"):
+        meter.joules()
+    (folder / "intel-rapl:0" / "energy_uj").unlink()
+    with pytest.raises(NoMeter, match="energy_uj cannot be read: .*No such file"):
+        meter.joules()
     monkeypatch.setattr(Path, "read_text", denied)
     with pytest.raises(NoMeter, match="energy_uj can be read by root only"):
         PackageMeter(folder)

@@ -277,6 +277,7 @@ def test_the_commands(call: Call, tmp_path: Path) -> None:
     shown = " ".join(call.printed("account", tmp_path / "noise.lbq", "--exit").split())
     assert "8 of golden inputs (random noise, no images)" in shown
     assert "golden inputs are no test set" in shown
+    assert call.json("account", tmp_path / "noise.lbq", "--exit")["accuracy"] is None
     assert "prices nothing" in call.refused("account", out, "--exit", "--technology", tmp_path / "prices.toml")
     assert "--exit are for a network that is run" in call.refused("account", "--paper", "--exit")
     assert "is the network itself" in call.refused("exits", model, "-o", model)

@@ -111,13 +111,21 @@ def test_forged_checkpoints_are_refused(name: str, stopped: Stopped) -> None:
         ("{\n", "is not the log of a run"),
         ("[]\n", "line 1: it must be an object"),
         ('{"epoch": 1}\n', "line 1: loss is missing"),
+        ("\xff\n", "is not the log of a run ('utf-8' codec can't decode byte 0xff"),
     ],
 )
 def test_logs_are_checked_too(lines: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(lines)
+    (tmp_path / "metrics.jsonl").write_bytes(lines.encode("latin-1"))
     with pytest.raises(RunError) as error:
         EpochLog(tmp_path).check(len(lines), 1)
     assert message in str(error.value)
+
+
+def test_what_will_be_trained_again_may_be_damaged(stopped: Stopped, tmp_path: Path) -> None:
+    line = (stopped.folder / "metrics.jsonl").read_bytes()
+    (tmp_path / "metrics.jsonl").write_bytes(line + b"\xff\0")
+    EpochLog(tmp_path).cut(len(line), 1)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == line
 
 
 def test_a_log_of_another_epoch(stopped: Stopped, tmp_path: Path) -> None:

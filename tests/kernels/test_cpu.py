@@ -65,9 +65,7 @@ def both(x: Tensor, constants: Constants, rule: Rule, seed: int = 0, state: Burs
         torch.testing.assert_close(b, a, rtol=ulp, atol=2e-6 * rule.n_max * max(terms, 1), equal_nan=True)
 
 
-def currents(
-    shape: tuple[int, ...], seed: int = 0, spread: float = 1.0, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def currents(shape: tuple[int, ...], seed: int = 0, spread: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * spread + 0.3
     return values.to(dtype).requires_grad_()
 

@@ -145,9 +145,7 @@ def test_native_kernel_equals_the_reference(isa: str, rounding: Any) -> None:
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 5, 1), (2, 3, 5, 33), (2, 0, 4), (1, 70, 3, 300)])
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("dtype", cpu.DTYPES)
-def test_native_kernel_in_every_layout(
-    isa: str, shape: tuple[int, ...], by_channel: bool, dtype: torch.dtype
-) -> None:
+def test_native_kernel_in_every_layout(isa: str, shape: tuple[int, ...], by_channel: bool, dtype: torch.dtype) -> None:
     """Long runs with one step, rows in which every neighbour has another, and last columns that are not full."""
     steps = torch.linspace(0.2, 0.7, shape[2]).reshape(-1, *[1] * (len(shape) - 3))
     both(cpu.burst_priced, currents(shape, dtype), numbers(steps if by_channel else 0.37), RULES["burst"])

@@ -160,6 +160,7 @@ def test_a_long_path_is_printed_in_one_piece(capsys: pytest.CaptureFixture[str],
 
 
 ZEROS = "0" * 64
+FOLDER = "a folder of that name"
 
 
 @pytest.mark.parametrize(
@@ -172,6 +173,8 @@ ZEROS = "0" * 64
         ("lbq-1", {"result.json": "{"}, "result.json cannot be read as JSON"),
         ("lbq-1", {"result.json": "[]"}, "must hold a JSON object"),
         ("lbq-1", {"metrics.jsonl": "{}\n"}, "is not the log of a run, line 1 is no epoch (KeyError"),
+        ("lbq-1", {"metrics.jsonl": "\xff\n"}, "metrics.jsonl is not text in UTF-8, from byte 0 on; restore the file"),
+        ("lbq-1", {"weights.safetensors": FOLDER}, "cannot read "),
         ("lbq-1", {"weights.safetensors": None}, "has neither weights.safetensors nor weights.sha256"),
         (
             "lbq-0",
@@ -190,12 +193,15 @@ def test_bad_folders_get_one_line(
     for file, text in changes.items():
         if text is None:
             (folder / file).unlink()
+        elif text == FOLDER:
+            (folder / file).unlink()
+            (folder / file).mkdir()
         elif file == "analysis/analysis.json":
             stored = json.loads((folder / file).read_text())
             stored["facts"]["weights_sha256"] = text
             (folder / file).write_text(json.dumps(stored))
         else:
-            (folder / file).write_text(text)
+            (folder / file).write_bytes(text.encode("latin-1"))
     assert message in call.refused("record", str(folder))
 
 

@@ -22,6 +22,10 @@ def status(*arguments: object) -> int:
     return int(stop.value.code or 0)
 
 
+def _no_json(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
 class Call:
     """Runs `lbq` with the given arguments: its exit status, stdout and stderr. The fixture `call`."""
 
@@ -41,8 +45,8 @@ class Call:
         return out
 
     def json(self, *arguments: object) -> Any:
-        """What it says with --json."""
-        return json.loads(self.printed(*arguments, "--json"))
+        """What it says with --json, read as strictly as other languages do."""
+        return json.loads(self.printed(*arguments, "--json"), parse_constant=_no_json)
 
     def refused(self, *arguments: object) -> str:
         """The one line with which it ends in exit status 2, and nothing else written."""

@@ -86,11 +86,13 @@ def _written(network: Network, out: Path, levels: Path | None) -> dict[str, Any]
     from lbq import engine
     from lbq.engine.file.levelfile import save_levels
 
+    if levels is not None and network.golden is None:
+        raise LbqError("--levels: the network has no golden inputs whose levels it could write; --noise makes some")
     new_folder = None if out.absolute().parent.is_dir() else str(out.parent)
     size = engine.save(out, network)
     net = engine.load(out)
     verified = net.verify("bitplane") if net.golden is not None else 0
-    if levels is not None and net.golden is not None:
+    if levels is not None and net.golden is not None:  # as above
         save_levels(levels, net.run(net.golden.inputs, "dense", trace=True).levels or {})
     integers = net.network
     return {

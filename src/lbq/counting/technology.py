@@ -95,13 +95,10 @@ def load(path: Path | str) -> Technology:
     Name and source are required: a price without a source says nothing.
     """
     path = Path(path)
+    remedy = "give a TOML or JSON file of prices (docs/howto/analyse.md)"
+    text = files.text_of(path, ConfigError, toml.MOST_BYTES, remedy)
     try:
-        text = files.text_of(path, ConfigError, toml.MOST_BYTES)
         values: Any = json.loads(text) if path.suffix == ".json" else toml.parsed(text)
-    except OSError as error:
-        raise ConfigError(
-            f"technology {path} cannot be read: {error.strerror}; give a TOML or JSON file of prices (docs/howto/analyse.md)"
-        ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"technology {path} cannot be read: {' '.join(str(error).split())[:120]}") from error
     if not isinstance(values, dict) or not values:

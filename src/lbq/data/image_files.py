@@ -49,9 +49,12 @@ class Member:
 
     def open(self) -> io.BytesIO:
         files.refuse_pipe(self.shard, DataError)
-        with open(self.shard, "rb") as file:
-            file.seek(self.offset)
-            data = file.read(self.size)
+        try:
+            with open(self.shard, "rb") as file:
+                file.seek(self.offset)
+                data = file.read(self.size)
+        except OSError as error:
+            raise DataError(f"cannot read {self.shard}: {error.strerror}") from error
         if len(data) != self.size:
             raise DataError(f"{self}: the shard ends early: copy it again")
         return io.BytesIO(data)

@@ -122,10 +122,7 @@ def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, shard: Path) -> in
 def _class_names(path: Path, count: int) -> tuple[str, ...]:
     if not path.exists():
         return tuple(map(str, range(count)))
-    try:
-        names = tuple(files.text_of(path, DataError).split("\n"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as text ({error}): save it in UTF-8") from error
+    names = tuple(files.text_of(path, DataError, remedy="save it in UTF-8").split("\n"))
     names = names[:-1] if names[-1] == "" else names
     if len(names) < count:
         raise DataError(f"{path} names {len(names)} classes, but labels reach {count - 1}: add the missing lines")

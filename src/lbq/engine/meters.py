@@ -32,20 +32,27 @@ class PackageMeter(Meter):
         self.files = [path / "energy_uj" for path, name in names.items() if name.startswith("package")]
         if not self.files:
             raise NoMeter(f"{folder} has no counter of a processor's energy")
-        try:
-            self.last = [int(file.read_text()) for file in self.files]
-        except PermissionError as error:
-            raise NoMeter(f"{error.filename} can be read by root only") from error
-        self.ends = [int(_text(file.with_name("max_energy_range_uj")) or 0) for file in self.files]
+        self.last = [_number(file) for file in self.files]
+        ends = (file.with_name("max_energy_range_uj") for file in self.files)
+        self.ends = [_number(end) if end.is_file() else 0 for end in ends]
         self.total = 0
         self.name = f"processor package{'s' * (len(self.files) > 1)} (RAPL)"
 
     def joules(self) -> float:
         for i, file in enumerate(self.files):
-            now = int(file.read_text())
+            now = _number(file)
             self.total += now - self.last[i] + (self.ends[i] if now < self.last[i] else 0)
             self.last[i] = now
         return self.total / 1e6
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except PermissionError as error:
+        raise NoMeter(f"{path} can be read by root only") from error
+    except (OSError, ValueError) as error:
+        raise NoMeter(f"{path} cannot be read: {error}") from error
 
 
 def _text(path: Path) -> str:

@@ -133,7 +133,8 @@ def _tree(config: Config) -> dict[str, Any]:
 def log_of(run: Path | str) -> list[dict[str, Any]]:
     """The epochs of a run folder, shortened. A last line that was cut off is left out."""
     path = Path(run) / "metrics.jsonl"
-    lines, epochs = files.text_of(path, RunError).split("\n")[:-1], []
+    text = files.text_of(path, RunError, remedy="restore the file or train again")
+    lines, epochs = text.split("\n")[:-1], []
     for number, line in enumerate(lines, 1):
         try:
             epochs.append(_short(json.loads(line)))

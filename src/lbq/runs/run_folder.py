@@ -272,9 +272,9 @@ def weights_checksum(run: Path | str) -> str:
     for name in (file.name, "weights.sha256"):
         files.refuse_pipe(folder / name, RunError)
     if file.exists():
-        checksum = files.sha256_of(file)
+        checksum = files.sha256_of(file, RunError)
     elif (file := folder / "weights.sha256").exists():
-        checksum = (file.read_text(errors="replace").split() or [""])[0]
+        checksum = (files.bytes_of(file, RunError).decode(errors="replace").split() or [""])[0]
         if not re.fullmatch("[0-9a-f]{64}", checksum):
             raise RunError(f"{file} does not begin with a SHA-256: restore it, or write one with sha256sum")
     else:

@@ -112,33 +112,53 @@ def refuse_pipe(path: Path | str, error: type[LbqError] = LbqError) -> None:
         raise error(f"{path} is no regular file but a pipe or a device: give a file")
 
 
-def text_of(path: Path | str, error: type[LbqError] = LbqError, most_bytes: int = MOST_TEXT_BYTES) -> str:
-    """The text of a regular file of moderate size. It may raise OSError and UnicodeDecodeError, as `open` does."""
+RESTORE = "restore it, or make it again"
+
+
+def bytes_of(
+    path: Path | str, error: type[LbqError] = LbqError, most_bytes: int = MOST_TEXT_BYTES, remedy: str = RESTORE
+) -> bytes:
+    """The bytes of a regular file of moderate size."""
     refuse_pipe(path, error)
-    with open(path, "rb") as file:
-        data = file.read(most_bytes + 1)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as reason:
+        raise error(_cannot_read(path, reason, remedy)) from reason
     if len(data) > most_bytes:
         raise error(f"{path} is too large: at most {most_bytes // 1024:,} KiB are read")
-    return data.decode().replace("\r\n", "\n")
+    return data
 
 
-def json_of(
-    path: Path | str, error: type[LbqError] = LbqError, remedy: str = "restore it, or make it again"
-) -> dict[str, Any]:
-    """The object that a JSON file holds."""
+def text_of(
+    path: Path | str, error: type[LbqError] = LbqError, most_bytes: int = MOST_TEXT_BYTES, remedy: str = RESTORE
+) -> str:
+    """The text of such a file, which must be UTF-8."""
     try:
-        value = json.loads(text_of(path, error))
-    except (OSError, ValueError, RecursionError) as reason:
+        return bytes_of(path, error, most_bytes, remedy).decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as reason:
+        raise error(f"{path} is not text in UTF-8, from byte {reason.start} on; {remedy}") from reason
+
+
+def json_of(path: Path | str, error: type[LbqError] = LbqError, remedy: str = RESTORE) -> dict[str, Any]:
+    """The object that a JSON file holds."""
+    text = text_of(path, error, remedy=remedy)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as reason:
         raise error(f"{path} cannot be read as JSON: {' '.join(str(reason).split())[:100]}; {remedy}") from reason
     if not isinstance(value, dict):
         raise error(f"{path} must hold a JSON object, such as a record or an analysis; {remedy}")
     return value
 
 
-def sha256_of(path: Path | str) -> str:
+def sha256_of(path: Path | str, error: type[LbqError] = LbqError) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as reason:
+        raise error(_cannot_read(path, reason, RESTORE)) from reason
 
 
 def lock(file: IO[str] | int, shared: bool = False) -> bool:
@@ -266,6 +286,10 @@ def _cannot(path: Path | str, reason: OSError) -> str:
     elif reason.errno == errno.ENAMETOOLONG:
         remedy = "; choose a shorter one"
     return f"cannot write {path}: {reason.strerror or reason}{remedy}"
+
+
+def _cannot_read(path: Path | str, reason: OSError, remedy: str) -> str:
+    return f"cannot read {path}: {reason.strerror or reason}; {remedy}"
 
 
 def remove_folders(made: list[Path]) -> None:

@@ -46,10 +46,9 @@ def _instead(path: Path, depth: int) -> str:
 def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
     """The tree of a file, laid over its base, if it names one."""
     path = Path(path)
+    text = files.text_of(path, ConfigError, MOST_BYTES, _instead(path, depth))
     try:
-        tree = parsed(files.text_of(path, ConfigError, MOST_BYTES))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; {_instead(path, depth)}") from error
+        tree = parsed(text)
     except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {' '.join(str(error).split())[:200]}") from error
     base = tree.pop("base", None)

@@ -52,7 +52,7 @@ class EpochLog:
 
     def lines(self) -> list[dict[str, Any]]:
         """All epochs, as this run wrote or checked them."""
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        return [json.loads(line) for line in files.text_of(self.path, RunError).splitlines()]
 
     def cut(self, length: int, epochs: int) -> None:
         """Drop what is behind the first `length` bytes: epochs that will be trained again. The rest must be so many epochs."""
@@ -68,9 +68,9 @@ class EpochLog:
 
     def check(self, length: int, epochs: int) -> None:
         """Refuse a log whose first `length` bytes are not the lines of so many epochs."""
-        text = files.text_of(self.path, RunError)[:length] if self.path.exists() else ""
+        data = files.bytes_of(self.path, RunError, remedy=REMEDY)[:length] if self.path.exists() else b""
         try:
-            lines = [json.loads(line) for line in text.splitlines()]
+            lines = [json.loads(line) for line in data.decode().splitlines()]
         except (ValueError, RecursionError) as error:
             reason = " ".join(str(error).split())[:80]
             raise RunError(f"{self.path} is not the log of a run ({reason})") from error

@@ -67,7 +67,7 @@ def read(config: Config, net: nn.Module, inputs: Inputs) -> Start:
             return _artefact(path, config, net, inputs, head)
         if Path(path).is_file():
             weights = _named_weights(path, config.model.id, net, head)
-            return Start(weights, files.sha256_of(path))
+            return Start(weights, files.sha256_of(path, RunError))
         weights = fitting_weights(path, net)
         kept = {name: value for name, value in weights.items() if head or not name.startswith(HEAD)}
         return Start(kept, run_folder.weights_checksum(path))
@@ -100,7 +100,7 @@ def _artefact(path: str, config: Config, net: nn.Module, inputs: Inputs, head: b
         other = f"; its network is {model!s:.40}: set model.id" * (model != config.model.id)
         raise RunError(f"{path}: {error}{other}") from error
     notes = tuple(_notes(path, network, config, inputs, unfolded.border, head))
-    checksum = files.sha256_of(path)
+    checksum = files.sha256_of(path, RunError)
     loaded.check_file()
     return Start(unfolded.weights, checksum, True, notes)
 

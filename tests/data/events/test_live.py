@@ -110,6 +110,16 @@ def test_datagrams_that_nobody_reads_are_lost_and_counted(port: UdpEvents, monke
     assert port.lost == 3
 
 
+def test_a_port_that_fails_is_an_error_and_no_endless_wait(port: UdpEvents) -> None:
+    """Frames that came before it are still read."""
+    send(port, datagram((0, 1, 1, 1)), datagram((1500, 2, 2, 0)))
+    frames = port.frames(700)
+    assert next(frames)[1].sum() == 1
+    port._socket.close()
+    with pytest.raises(DataError, match=rf"UDP port {port.port} cannot be read any more: "):
+        list(frames)
+
+
 def test_a_port_that_is_taken_is_one_line(port: UdpEvents) -> None:
     with pytest.raises(DataError, match=f"cannot listen at UDP port {port.port}: Address already in use; name another"):
         UdpEvents(port.port, 34, 34)

@@ -47,6 +47,7 @@ class UdpEvents:
         self.lost = self.strange = self.late = self.jumps = 0
         self._waiting: deque[tuple[float, bytes]] = deque()
         self._arrived, self._closed = threading.Semaphore(0), False
+        self._error: OSError | None = None
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             self._socket.bind(("127.0.0.1", port))
@@ -74,6 +75,10 @@ class UdpEvents:
                 data = self._socket.recv(DATAGRAM_BYTES)
             except TimeoutError:
                 continue
+            except OSError as error:
+                self._error = error
+                self._arrived.release()
+                return
             if len(self._waiting) >= MOST_WAITING:
                 self.lost += 1
                 continue
@@ -91,6 +96,8 @@ class UdpEvents:
         shape = to_frames(Events(none, none, none, none, self.width, self.height), 1, size=size)[0].shape
         counts = np.zeros(shape, np.int64)  # of the frame that is not over yet
         while self._arrived.acquire() and not self._closed:
+            if not self._waiting and self._error is not None:
+                raise DataError(f"UDP port {self.port} cannot be read any more: {self._error}") from self._error
             arrival, data = self._waiting.popleft()
             events = self._decoded(data)
             if not events.shape[1]:
