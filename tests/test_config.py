@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbq.config import BOOKKEEPING, LATER, Config, differences, recipe_hash
+from lbq.config import BOOKKEEPING, LATER, Config, OptimConfig, TrainConfig, differences, recipe_hash
 from lbq.errors import ConfigError
 from lbq.neuron.base import neurons_of
 from lbq.runs.build import build
@@ -139,6 +141,28 @@ def test_whatever_changes_the_hash_is_named() -> None:
 def test_mistakes_name_the_field(tree: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Config.from_dict(tree)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Config(train=TrainConfig(epochs=0)), "train.epochs must be >= 1, got 0"),
+        (lambda: TrainConfig(precision="foo"), "train.precision must be one of 'fp32', "),
+        (lambda: OptimConfig(lr="fast"), "optim.lr must be a number, got 'fast'"),  # type: ignore[arg-type]
+        (lambda: Config(train={"epochs": 3}), "train must be a TrainConfig, got"),  # type: ignore[arg-type]
+        (lambda: Config(seed=-1), "seed must be a non-negative integer"),
+        (lambda: Config(optim=OptimConfig(sam=0.05), train=TrainConfig(accumulate=2)), "sam takes its batches whole"),
+        (lambda: replace(Config(), train=replace(Config().train, warmup_epochs=20)), "must be less than train.epochs"),
+    ],
+)
+def test_settings_made_in_python_are_checked_too(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_whole_numbers_stand_for_others() -> None:
+    assert Config(optim=OptimConfig(lr=1)) == Config.from_dict({"optim": {"lr": 1.0}})
+    assert Config(optim=OptimConfig(lr=1)).hash == Config.from_dict({"optim": {"lr": 1.0}}).hash
 
 
 def test_file_errors_name_the_file(tmp_path: Path) -> None:

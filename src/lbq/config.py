@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,15 @@ def _one_of(default: str, *known: str) -> Any:
     return _checked(default, f"one of {', '.join(map(repr, known))}", lambda v: v in known)
 
 
+class Section:
+    """A table of settings, whose values are checked however it is made."""
+
+    def __post_init__(self) -> None:
+        _check(self, type(self).__name__.removesuffix("Config").lower() + ".")
+
+
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Section):
     id: str = "resnet8w16"
     num_classes: int = _at_least(10, 2, 2**20)
     in_channels: int = _at_least(1, 1, 2**16)
@@ -63,7 +71,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section):
     name: str = _one_of("digits", *DATASETS)
     root: str = ""  # where the dataset lies; not needed for digits
     size: int = _at_least(0, 0)  # resolution of images and event frames; 0: as they are
@@ -76,7 +84,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class AugmentConfig:
+class AugmentConfig(Section):
     shift: int = _at_least(0, 0)  # random shift in pixels, borders repeated
     crop: int = _at_least(0, 0)  # random crop after zero padding by this many pixels
     flip: bool = False  # images, and event frames of `arrays`
@@ -91,7 +99,7 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True)
-class OptimConfig:
+class OptimConfig(Section):
     """Weight decay acts on synaptic weights, with `norm_decay` on BatchNorm and biases too. `neuron_decay` says what of the
     neurons decays: nothing, what their steps are computed from, or all that they learn (tails, leaks, resets too)."""
 
@@ -109,7 +117,7 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Section):
     epochs: int = _at_least(20, 1)
     batch_size: int = _checked(64, ">= 2 (BatchNorm needs two samples)", lambda v: v >= 2)  # over all processes
     accumulate: int = _at_least(1, 1)  # parts that a batch is processed in
@@ -184,8 +192,25 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
+        _check(self, "")
         if _lacks_step(self.neuron):
             object.__setattr__(self, "neuron", {**self.neuron, "step": INITIAL_STEP})
+        t, o = self.train, self.optim
+        if t.warmup_epochs >= t.epochs:
+            raise ConfigError(
+                f"train.warmup_epochs must be less than train.epochs ({t.epochs}), got {t.warmup_epochs}: for so few epochs "
+                f"add train.warmup_epochs=0"
+            )
+        limited = {"augment.plain_epochs": self.augment.plain_epochs, "optim.sam_epochs": o.sam_epochs}
+        for key, epochs in limited.items():
+            if epochs > t.epochs:
+                raise ConfigError(f"{key} must be at most train.epochs ({t.epochs}), got {epochs}")
+        if o.sam and t.accumulate > 1:
+            raise ConfigError(f"optim.sam takes its batches whole: set train.accumulate=1 (now {t.accumulate})")
+        if t.warmup_lr > o.lr:
+            raise ConfigError(f"train.warmup_lr must be at most optim.lr ({o.lr:g}), got {t.warmup_lr:g}")
+        if t.batch_size % t.accumulate:
+            raise ConfigError(f"train.accumulate must divide train.batch_size ({t.batch_size}), got {t.accumulate}")
 
     @property
     def neuron_options(self) -> dict[str, Any]:
@@ -196,22 +221,6 @@ class Config:
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Config:
         config: Config = _build(cls, tree, "")
-        t = config.train
-        if t.warmup_epochs >= t.epochs:
-            raise ConfigError(
-                f"train.warmup_epochs must be less than train.epochs ({t.epochs}), got {t.warmup_epochs}: for so few epochs "
-                f"add train.warmup_epochs=0"
-            )
-        limited = {"augment.plain_epochs": config.augment.plain_epochs, "optim.sam_epochs": config.optim.sam_epochs}
-        for key, epochs in limited.items():
-            if epochs > t.epochs:
-                raise ConfigError(f"{key} must be at most train.epochs ({t.epochs}), got {epochs}")
-        if config.optim.sam and t.accumulate > 1:
-            raise ConfigError(f"optim.sam takes its batches whole: set train.accumulate=1 (now {t.accumulate})")
-        if t.warmup_lr > config.optim.lr:
-            raise ConfigError(f"train.warmup_lr must be at most optim.lr ({config.optim.lr:g}), got {t.warmup_lr:g}")
-        if t.batch_size % t.accumulate:
-            raise ConfigError(f"train.accumulate must divide train.batch_size ({t.batch_size}), got {t.accumulate}")
         return config
 
     @classmethod
@@ -342,20 +351,31 @@ TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true
 
 
 def _build(kind: Any, tree: Any, path: str) -> Any:
-    """A dataclass from a mapping, with every key, type and condition checked."""
+    """A dataclass from a mapping of known keys; the dataclass checks the values."""
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path or 'the configuration'} must be a table, got {tree!r:.80}")
-    hints = typing.get_type_hints(kind)
-    conditions = {f.name: f.metadata for f in dataclasses.fields(kind) if f.metadata}
-    values = {}
+    hints, values = _hints(kind), {}
     for key, value in tree.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in hints:
             raise ConfigError(f"unknown key {where!r:.200}{_suggestion(str(key), hints)}")
-        values[key] = _convert(hints[key], value, where)
-        if key in conditions and not conditions[key]["ok"](values[key]):
-            raise ConfigError(f"{where} must be {conditions[key]['expected']}, got {value!r:.80}")
+        values[key] = _build(hints[key], value, where) if dataclasses.is_dataclass(hints[key]) else value
     return kind(**values)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _check(section: Any, prefix: str) -> None:
+    """Check types and conditions of a dataclass's fields. Whole numbers may stand for others."""
+    for f in dataclasses.fields(section):
+        given, where = getattr(section, f.name), prefix + f.name
+        value = _convert(_hints(type(section))[f.name], given, where)
+        object.__setattr__(section, f.name, value)
+        if f.metadata and not f.metadata["ok"](value):
+            raise ConfigError(f"{where} must be {f.metadata['expected']}, got {given!r:.80}")
 
 
 def _suggestion(key: str, known: Iterable[str]) -> str:
@@ -368,8 +388,6 @@ def _suggestion(key: str, known: Iterable[str]) -> str:
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return _build(kind, value, where)
     if isinstance(kind, types.GenericAlias):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} must be a table, got {value!r:.80}")
@@ -377,7 +395,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not kind:
-        raise ConfigError(f"{where} must be {TYPE_NAMES[kind]}, got {value!r:.80}")
+        expected = TYPE_NAMES.get(kind) or f"a {kind.__name__}"
+        raise ConfigError(f"{where} must be {expected}, got {value!r:.80}")
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{where} must be finite, got {value!r}")
     return value

@@ -207,7 +207,7 @@ def test_account_of_the_paper(call: Call, tmp_path: Path) -> None:
     assert "at the prices below: not the energies that it published" in out
     assert "Prices: fp32_add: mine (me); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in out
     assert "not runs/mine and --paper" in call.refused("account", "runs/mine", "--paper")
-    assert "none.toml cannot be read" in call.refused("account", "--paper", "--technology", "none.toml")
+    assert "cannot read none.toml" in call.refused("account", "--paper", "--technology", "none.toml")
 
 
 def test_doctor(call: Call) -> None:
