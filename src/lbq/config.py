@@ -13,7 +13,6 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -354,7 +353,7 @@ def _build(kind: Any, tree: Any, path: str) -> Any:
     """A dataclass from a mapping of known keys; the dataclass checks the values."""
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path or 'the configuration'} must be a table, got {tree!r:.80}")
-    hints, values = _hints(kind), {}
+    hints, values = typing.get_type_hints(kind), {}
     for key, value in tree.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in hints:
@@ -363,16 +362,12 @@ def _build(kind: Any, tree: Any, path: str) -> Any:
     return kind(**values)
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
 def _check(section: Any, prefix: str) -> None:
     """Check types and conditions of a dataclass's fields. Whole numbers may stand for others."""
+    hints = typing.get_type_hints(type(section))
     for f in dataclasses.fields(section):
         given, where = getattr(section, f.name), prefix + f.name
-        value = _convert(_hints(type(section))[f.name], given, where)
+        value = _convert(hints[f.name], given, where)
         object.__setattr__(section, f.name, value)
         if f.metadata and not f.metadata["ok"](value):
             raise ConfigError(f"{where} must be {f.metadata['expected']}, got {given!r:.80}")

@@ -93,9 +93,12 @@ def open_library(path: Path | None) -> ctypes.CDLL | str:
     return library
 
 
+_found = cache(find)
+
+
 @cache
 def _opened() -> ctypes.CDLL | str:
-    return open_library(find())
+    return open_library(_found())
 
 
 def switched_off() -> bool:
@@ -145,7 +148,7 @@ def report() -> Report:
     if isinstance(opened, str):
         return Report(None, (), None, opened)
     without = ("amx",) if os.environ.get("LBQ_NATIVE_AMX") == "off" else ()
-    return Report(str(find()), tuple(name for name in _features() if name not in without), isa(), None)
+    return Report(str(_found()), tuple(name for name in _features() if name not in without), isa(), None)
 
 
 _submodules(__name__)
