@@ -74,7 +74,15 @@ class Wheel(bdist_wheel):
         return ("py3", "none", PLATFORM) if PLATFORM else super().get_tag()
 
 
-FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
+FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-ffp-contract=off",
+    "-fwrapv",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+]
 extra = os.environ.get("LBQ_NATIVE_CFLAGS", "").split()  # for example -fsanitize=address
 
 setup(

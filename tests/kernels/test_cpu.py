@@ -6,7 +6,6 @@ import copy
 import ctypes
 import itertools
 import math
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -311,22 +310,6 @@ def test_operators_are_well_formed() -> None:
         plain = (value.detach() if isinstance(value, Tensor) else value for value in inputs)
         arguments = (torch.randn(x.shape), *plain, "x step tail leak alpha gain")
         torch.library.opcheck(torch.ops.lbq.burst_cpu_backward.default, arguments, **options)
-
-
-@pytest.mark.parametrize(
-    ("enum", "prefix", "numbers"),
-    [
-        ("lbq_rounding", "ROUND_", kernel.ROUNDINGS),
-        ("lbq_reset", "RESET_", kernel.RESETS),
-        ("lbq_surrogate", "", {s.name: s.code for s in SURROGATES.values()}),
-    ],
-)
-def test_numbers_are_those_of_the_c_enums(enum: str, prefix: str, numbers: dict[str, int]) -> None:
-    header = (native.HERE / "burst_rules.h").read_text()
-    members = re.search(rf"enum {enum} {{ (.*) }};", header)
-    assert members is not None
-    assert [prefix + name.upper() for name in numbers] == members[1].split(", ")
-    assert list(numbers.values()) == list(range(len(numbers)))
 
 
 def test_compiled_without_a_graph_break() -> None:

@@ -24,8 +24,8 @@ from lbq.graph.levels import row_sums
 
 Method = Literal["bitplane", "dense", "pairs"]
 Backend = Literal["horner", "preshifted", "fused", "explicit"]
-METHODS: dict[str, int] = {"bitplane": 0, "dense": 1, "pairs": 2}  # the enums of native.h
-BACKENDS: dict[str, int] = {"horner": 0, "preshifted": 1, "fused": 2, "explicit": 3}
+METHODS: dict[str, int] = {"bitplane": 0, "dense": 1, "pairs": 2}  # enum lbq_method
+BACKENDS: dict[str, int] = {"horner": 0, "preshifted": 1, "fused": 2, "explicit": 3}  # enum lbq_backend
 MOST_WEIGHT_ROWS = 2**16 - 1  # weight rows, and the row of zeros behind them, are numbered in 16 bits
 MOST_TAPS = 256
 MOST_LEVELS_IN_A_ROW = 2**26  # entries of a pixel row's lists, at most 16 for each level, are numbered in 31 bits

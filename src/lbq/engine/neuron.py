@@ -16,7 +16,7 @@ from lbq.engine.tape import Step, address, ready
 from lbq.graph.integer import LARGEST_MIXING, IntegerLayer, rounded_leak
 from lbq.graph.levels import Integers, highest_level, popcount
 
-RESETS: dict[str, int] = {"once": 0, "level": 1, "hard": 2}  # the enum of native.h
+RESETS: dict[str, int] = {"once": 0, "level": 1, "hard": 2}  # enum lbq_reset
 
 
 @dataclass(frozen=True)

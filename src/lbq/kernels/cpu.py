@@ -13,23 +13,21 @@ import ctypes
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lbq import native
 from lbq.errors import LbqError
-from lbq.graph.rules import Reset, Rounding
 from lbq.kernels.arguments import AT_REST, NeuronArguments, StateArguments, neuron_arguments
 from lbq.kernels.differentiable import DifferentiableKernel
 from lbq.kernels.memory import is_dense, shaped_like
 from lbq.kernels.reference import BurstState, Constants, Rule
 from lbq.kernels.surrogate import SURROGATES
 
-# the enums of burst_rules.h
-ROUNDINGS = {name: number for number, name in enumerate(get_args(Rounding))}
-RESETS = {name: number for number, name in enumerate(get_args(Reset))}
+ROUNDINGS: dict[str, int] = {"floor": 0, "strict": 1, "round": 2, "trunc": 3, "half": 4}  # enum lbq_rounding
+RESETS: dict[str, int] = {"once": 0, "level": 1, "hard": 2}  # enum lbq_reset
 SCALARS = ("tail", "leak", "alpha", "gain")  # in the order of their gradients
 DTYPES = (torch.float32, torch.bfloat16)  # of currents, outputs and their gradients; all else is float32
 LARGEST_LEVEL = 2**22  # levels and thresholds are exact in float32, and so is half a step between them

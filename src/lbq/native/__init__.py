@@ -22,7 +22,7 @@ from lbq.system.lazy import submodules as _submodules
 
 HERE = Path(__file__).parent
 ISAS = {"portable": 0, "avx2": 1, "avx512": 2, "neon": 3}  # the numbers of enum lbq_isa
-CPU_EXTRAS = {"vnni": 8, "dotprod": 9, "compress": 10, "amx": 11}
+CPU_EXTRAS = {"vnni": 8, "dotprod": 9, "compress": 10, "amx": 11}  # bits of enum lbq_feature
 C_TYPES: dict[str, Any] = {
     "int64": ctypes.c_int64,
     "pointer": ctypes.c_void_p,

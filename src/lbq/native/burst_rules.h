@@ -1,10 +1,9 @@
-/* The numbers of roundings, resets and surrogates: in the order of lbq.kernels.reference, and lbq.kernels.surrogate's `code`. */
+/* The numbers of roundings and surrogates. */
 #ifndef LBQ_BURST_RULES_H
 #define LBQ_BURST_RULES_H
 #include "native.h"
 
 enum lbq_rounding { ROUND_FLOOR, ROUND_STRICT, ROUND_ROUND, ROUND_TRUNC, ROUND_HALF };
-enum lbq_reset { RESET_ONCE, RESET_LEVEL, RESET_HARD };
 enum lbq_surrogate { RELSG_ET, BOX, BOX_ET, CLIP, ARCTAN, RECTANGULAR, SIGMOID, TRIANGLE };
 
 #define LBQ_BURST_FACE(suffix)                                                                                       \

@@ -63,7 +63,7 @@ INLINE vb load_once(const uint8_t *p) {
  * ------------------------------------------------------------------------------------------------------------------ */
 
 /* 64 bits: whether (v & bit) != 0 for 64 bytes. */
-INLINE uint64_t set_bits(const uint8_t *p, uint8_t bit) {
+INLINE uint64_t with_bits(const uint8_t *p, uint8_t bit) {
 #if defined(LBQ_FOR_AVX512)
     return _mm512_test_epi8_mask(_mm512_loadu_si512(p), _mm512_set1_epi8((char)bit));
 #elif defined(LBQ_FOR_AVX2)
@@ -133,7 +133,7 @@ INLINE uint64_t magnitudes(const struct lbq_conv *c, const uint8_t *levels, int6
     if (rest < 64) memset(out, 0, 64);
     memcpy(out, levels, (size_t)(rest < 64 ? rest : 64));
     if (c->is_signed) {
-        negative = set_bits(out, 0x80);
+        negative = with_bits(out, 0x80);
         for (int i = 0; i < 64; i++) out[i] = (uint8_t)(out[i] & 0x80 ? -out[i] : out[i]);
     }
     return negative;
@@ -142,10 +142,10 @@ INLINE uint64_t magnitudes(const struct lbq_conv *c, const uint8_t *levels, int6
 /* Which of 64 inputs belong to each slot, not yet asking for the sign. */
 INLINE void slot_masks(const struct lbq_conv *c, enum lbq_lists kind, const uint8_t *levels, uint64_t *found) {
     if (kind == BY_PLANE) {
-        for (int k = c->planes - 1; k >= 0; k--) *found++ = set_bits(levels, (uint8_t)(1 << k));
+        for (int k = c->planes - 1; k >= 0; k--) *found++ = with_bits(levels, (uint8_t)(1 << k));
     } else {
         uint64_t bit[3];
-        for (int k = 0; k < 3; k++) bit[k] = set_bits(levels, (uint8_t)(1 << k));
+        for (int k = 0; k < 3; k++) bit[k] = with_bits(levels, (uint8_t)(1 << k));
         UNROLL for (int v = 1; v <= LBQ_LARGEST_VALUE; v++) {
             if (v > c->largest) break;
             uint64_t all = UINT64_MAX;

@@ -37,9 +37,9 @@ static int64_t NAME(form_pairs)(const struct lbq_conv *c, int64_t capacity, cons
             int64_t id = x * inputs + first, n = inputs - first < 64 ? inputs - first : 64;
             codes(one, two, n, code);
             one += n, two += n;
-            active += __builtin_popcountll(set_bits(code, 7 << 3)) + __builtin_popcountll(set_bits(code, 7));
+            active += __builtin_popcountll(with_bits(code, 7 << 3)) + __builtin_popcountll(with_bits(code, 7));
             int more = 0; /* inputs that stand in a second list */
-            for (uint64_t bits = set_bits(code, 0xff); bits; bits &= bits - 1) {
+            for (uint64_t bits = with_bits(code, 0xff); bits; bits &= bits - 1) {
                 int at = __builtin_ctzll(bits);
                 const uint8_t *lists = table + code[at] * LBQ_MAX_COLUMNS;
                 to.ids[end[lists[0]]++] = (uint16_t)(id + at);

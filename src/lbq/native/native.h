@@ -37,6 +37,9 @@ enum lbq_isa { LBQ_PORTABLE = 0, LBQ_AVX2 = 1, LBQ_AVX512 = 2, LBQ_NEON = 3 };
 #define LBQ_PICK(isa, name) ((void)(isa), name##_portable)
 #endif
 
+/* What a neuron's reset takes away, in training and in engines. */
+enum lbq_reset { RESET_ONCE, RESET_LEVEL, RESET_HARD };
+
 /* Bits of `lbq_features`: which instruction paths this CPU can run, and what they may use besides. */
 enum lbq_feature {
     LBQ_HAS_AVX2 = 1 << LBQ_AVX2,
@@ -113,10 +116,10 @@ struct lbq_conv {
     int32_t planes, largest, is_signed, method, backend, isa;
     int32_t pair_lists, pair_columns; /* lists; the most in which one pair stands */
 };
-enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_PAIRS };
+enum lbq_method { LBQ_BITPLANE, LBQ_DENSE, LBQ_PAIRS };
 #define LBQ_MAX_COLUMNS 6
 #define LBQ_NO_LIST 255
-enum { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };
+enum lbq_backend { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };
 /* 0, or 1 where memory ran out. next: the convolution behind it, whose first weights are fetched meanwhile, or NULL. */
 int lbq_conv(const struct lbq_conv *call, int threads, const struct lbq_conv *next);
 
@@ -162,7 +165,7 @@ struct lbq_readout { /* logits [batch, classes] = bias (or what they are, where 
 };
 
 /* Steps one after the other; returns 1 where memory ran out, else 0. */
-enum { LBQ_STEP_CONV, LBQ_STEP_NEURON, LBQ_STEP_ADD, LBQ_STEP_POOL, LBQ_STEP_READOUT };
+enum lbq_step_kind { LBQ_STEP_CONV, LBQ_STEP_NEURON, LBQ_STEP_ADD, LBQ_STEP_POOL, LBQ_STEP_READOUT };
 struct lbq_step {
     int64_t kind;
     const void *call;

@@ -93,7 +93,7 @@ struct kind {
     int64_t n_max;
     int is_signed, reset_kind, decay_reset;
 };
-static const struct kind usual = {5, 0, RESET_TO_ONCE, 1};
+static const struct kind usual = {5, 0, RESET_ONCE, 1};
 
 INLINE vi set_bits(vi level, int64_t n_max) {
     if (n_max <= 7) return level - (level >> 1) - (level >> 2);
@@ -135,12 +135,12 @@ INLINE void tile(const struct lbq_neuron *n, struct kind is, int64_t image, int6
             vi emitted = is.is_signed ? with_sign(level, negative) : level;
             vb bytes = to_bytes(emitted);
             store(n->levels + at + g * LANES, &bytes, lanes);
-            if (is.reset_kind == RESET_TO_HARD) {
+            if (is.reset_kind == RESET_HARD) {
                 v[g] = u[g] & ~fired;
                 continue;
             }
             /* unsigned: after the last timestep no bound is proved, nor needed */
-            vi drop = is.reset_kind == RESET_TO_LEVEL ? (vi)((vu)reset[g] * (vu)emitted)
+            vi drop = is.reset_kind == RESET_LEVEL ? (vi)((vu)reset[g] * (vu)emitted)
                                                       : with_sign(reset[g] & fired, negative);
             v[g] = is.decay_reset ? (vi)((vu)u[g] - (vu)drop) : u[g];
             if (!is.decay_reset) pending[g] = drop;
@@ -148,7 +148,7 @@ INLINE void tile(const struct lbq_neuron *n, struct kind is, int64_t image, int6
     }
     if (n->carried) EACH {
         vi next = leaked(v[g], n->leak_m, n->leak_k);
-        if (!is.decay_reset && is.reset_kind != RESET_TO_HARD) next = (vi)((vu)next - (vu)pending[g]);
+        if (!is.decay_reset && is.reset_kind != RESET_HARD) next = (vi)((vu)next - (vu)pending[g]);
         store(n->carried + first + g * LANES, &next, lanes * 4);
     }
 }

@@ -2,8 +2,6 @@
 #define LBQ_NEURON_SETS_H
 #include "native.h"
 
-enum { RESET_TO_ONCE, RESET_TO_LEVEL, RESET_TO_HARD };
-
 /* All timesteps of some sites, counted over all images. counts: active levels, set bits.
  * The tally of some sites, counted over all timesteps; not 0 where a level exceeded n_max. */
 #define LBQ_NEURON_SITES(suffix) \
