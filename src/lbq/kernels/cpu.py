@@ -26,8 +26,8 @@ from lbq.kernels.memory import is_dense, shaped_like
 from lbq.kernels.reference import BurstState, Constants, Rule
 from lbq.kernels.surrogate import SURROGATES
 
-ROUNDINGS: dict[str, int] = {"floor": 0, "strict": 1, "round": 2, "trunc": 3, "half": 4}  # enum lbq_rounding
-RESETS: dict[str, int] = {"once": 0, "level": 1, "hard": 2}  # enum lbq_reset
+ROUNDINGS: dict[Any, int] = {"floor": 0, "strict": 1, "round": 2, "trunc": 3, "half": 4}  # enum lbq_rounding
+RESETS: dict[Any, int] = {"once": 0, "level": 1, "hard": 2}  # enum lbq_reset
 SCALARS = ("tail", "leak", "alpha", "gain")  # in the order of their gradients
 DTYPES = (torch.float32, torch.bfloat16)  # of currents, outputs and their gradients; all else is float32
 LARGEST_LEVEL = 2**22  # levels and thresholds are exact in float32, and so is half a step between them
