@@ -289,6 +289,29 @@ def test_golden_inputs_are_called_so_and_replace_no_analysis(call: Call, model: 
     assert first.rstrip().endswith("over 3 images")
 
 
+@pytest.mark.parametrize(
+    ("subject", "folder"),
+    [
+        (".", "hub-0.1.analysis"),
+        ("../hub-0.1", "hub-0.1.analysis"),
+        ("../net.t1.lbq", "net.t1.analysis"),
+        ("net.t1", "hub-0.1/net.t1.analysis"),
+    ],
+)
+def test_an_analysis_lies_beside_what_it_is_of(
+    call: Call, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subject: str, folder: str
+) -> None:
+    """Also for a folder that is named by a dot, and where a name has a dot in it."""
+    shutil.copy(model, tmp_path / "net.t1.lbq")
+    call.printed("models", "export", model, "-o", tmp_path / "hub-0.1")
+    monkeypatch.setenv("LBQ_MODELS", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "hub-0.1")
+    call.printed("account", subject, "--limit", 8)
+    call.printed("analyze", subject, "--limit", 8)
+    made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("analysis.json"))
+    assert made == [f"{folder}/analysis.json"]
+
+
 def test_help_says_what_a_run_takes_and_what_the_data_are(call: Call) -> None:
     for verb in ("eval", "deploy", "account", "analyze"):
         text = " ".join(call(verb, "--help")[1].replace("│", " ").split())
@@ -363,10 +386,10 @@ def test_a_level_that_differs_is_found(call: Call, model: Path, monkeypatch: pyt
         (["run", "MODEL", "digits", "--engine", "fast"], "engine must be one of auto, dense, bitplane, cuda"),
         (["run", "MODEL", "digits", "--against", "fast"], "engine must be one of auto, dense, bitplane, cuda"),
         (["run", "MODEL", "digits", "--threads", "0"], "--threads"),
-        (["run", "MODEL", "nowhere.npz"], "nowhere.npz cannot be read as .npz"),
+        (["run", "MODEL", "nowhere.npz"], "cannot read nowhere.npz: No such file or directory; give a .npz file"),
         (["predict", "MODEL", "MODEL"], "cannot be decoded"),
-        (["predict", "MODEL", "nowhere.npy"], "nowhere.npy cannot be read as .npy"),
-        (["account", "MODEL", "--data", "nowhere.npz"], "nowhere.npz cannot be read"),
+        (["predict", "MODEL", "nowhere.npy"], "cannot read nowhere.npy: No such file or directory; give a .npy file"),
+        (["account", "MODEL", "--data", "nowhere.npz"], "cannot read nowhere.npz: No such file"),
         (["account", "RUN", "--data", "digits"], "--data is for a deployed network"),
     ],
 )  # fmt: skip

@@ -249,6 +249,7 @@ def test_memory_that_two_layouts_share_may_not_be_changed() -> None:
         (lambda m, x: m.mix(x.mT), r"^layer 'mix': Linear reads dimension 3 of \[T, B, channels, tokens\] as ch.* mixes"),
         (lambda m, x: m.mix(x), "^layer 'mix': expects 12 channels, gets"),
         (lambda m, x: m.small(x.unflatten(-1, (2, 4))), r"^layer 'small': .*\[T, B, tokens, heads, channels of a head\].*: j"),
+        (lambda m, x: m.small(x.unflatten(-1, (2, 4)).mT.flatten(-2)), r"^layer 'small': .*: they .* a channel shuffle has no"),
         (lambda m, x: m.wide(x.flatten(2)), r"^layer 'wide': .*\[T, B, tokens \* channels\].*write x.transpose\(-2, -1\).fl"),
         (lambda m, x: m.bn1(x.flatten(0, 1)), r"^layer 'bn1': .*dimension 1 of \[T \* B, tokens, channels\].*: where channels"),
         (lambda m, x: m.bn1(x.mT), r"^layer 'bn1': BatchNorm1d cannot read \[T, B, channels, tokens\]: let it .*flatten"),

@@ -380,7 +380,9 @@ def test_what_deploys_can_be_saved_and_loaded(tmp_path: Path) -> None:
     assert (loaded.network.input_max, loaded.verify()) == (16, 8)
 
 
-@pytest.mark.parametrize(("neuron", "conv"), [("input", "conv"), ("readout", "conv"), ("sn", "input"), ("sn", "a/b")])
+@pytest.mark.parametrize(
+    ("neuron", "conv"), [("input", "conv"), ("exit", "conv"), ("readout", "conv"), ("sn", "input"), ("sn", "a/b")]
+)
 def test_names_that_a_file_cannot_hold_are_refused(neuron: str, conv: str) -> None:
     net = Own(lambda m, x: rest(m, m.get_submodule(neuron)(over_time(x, m.get_submodule(conv), timesteps=3))))
     net.add_module(neuron, net.sn)

@@ -84,6 +84,8 @@ def test_every_client_gets_its_own_answer(server: Server, tmp_path: Path) -> Non
     assert [answer["logits"] for _, answer in answers] == expected.logits.tolist()
     assert [answer["index"] for _, answer in answers] == expected.predictions.tolist()
     assert max(answer["batch"] for _, answer in answers) > 1  # they were gathered
+    for kind in ("Application/Octet-Stream", "application/octet-stream;charset=x"):
+        assert server.ask(images[0].tobytes(), kind)[1]["logits"] == expected.logits[0].tolist()
     (tmp_path / "large.png").write_bytes(png(pixels(1, 3, 50, 40)[0]))
     one = server.net.run(read_input(tmp_path / "large.png", server.net.network))
     assert server.ask((tmp_path / "large.png").read_bytes(), PNG)[1]["logits"] == one.logits[0].tolist()

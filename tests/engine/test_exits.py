@@ -84,6 +84,8 @@ def test_margins_let_about_the_given_share_go_on(net: Network, images: Ints) -> 
     assert out.timesteps is not None
     assert exits.shares == ((out.timesteps > 1).mean(), (out.timesteps > 2).mean())
     assert 0.2 < exits.shares[0] <= 0.5  # equal leads stop together
+    with pytest.raises(LbqError, match="source must say what the inputs are, in one line"):
+        deployed("resnet8w2", shape=(3, 4, 4)).with_exits(images, (1.0,), "two\nlines")
     everything = deployed("resnet8w2", shape=(3, 4, 4)).with_exits(images, (1.0,), "all")
     nothing = deployed("resnet8w2", shape=(3, 4, 4)).with_exits(images, (0.0,), "none")
     assert set(everything.run(images, exit=True).timesteps.tolist()) == {2}  # type: ignore[union-attr]
@@ -260,6 +262,7 @@ def test_the_commands(call: Call, tmp_path: Path) -> None:
     net = deployed("resnet8w2", shape=(1, 8, 8), num_classes=10)
     model, out = tmp_path / "model.lbq", tmp_path / "early.lbq"
     engine.save(model, Network(replace(net.network, input_max=16, facts={"data": {"name": "digits"}})))
+    assert "is not what the network was trained on" in call.refused("exits", model, tmp_path, "-o", out)
     text = call.printed("exits", model, "--share", "0.2", "--images", "100", "-o", out)
     assert "after 1 timestep a lead of" in text
     assert "% went on, of 100 training images of digits, seed 0" in text

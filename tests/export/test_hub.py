@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_the_card_of_the_published_network(tmp_path: Path) -> None:
     assert "## Caveats" in text
 
 
-def test_a_network_as_a_folder(trained: Path, tmp_path: Path, call: Call) -> None:
+def test_a_network_as_a_folder(trained: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     made = call.json("models", "export", trained / "digits.lbq", "-o", tmp_path / "hub", "--license", "mit")
     assert made["files"] == sorted(path.name for path in (tmp_path / "hub").iterdir())
     assert made["verified"] == 8
@@ -61,6 +62,10 @@ def test_a_network_as_a_folder(trained: Path, tmp_path: Path, call: Call) -> Non
     assert config["sha256"] == hashlib.sha256(data).hexdigest()
     assert config["id2label"]["3"] == "3"
     again = ["models", "export", trained / "digits.lbq", "-o"]
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(trained / "digits.lbq", tmp_path / "net.t1.lbq")
+    monkeypatch.setenv("LBQ_MODELS", str(tmp_path))
+    assert call.json("models", "export", "net.t1")["path"] == "net.t1"
     assert "exists already" in call.refused(*again, tmp_path / "hub")
     assert "no identifier" in call.refused(*again, tmp_path / "b", "--license", "a b")
     assert not (tmp_path / "b").exists()

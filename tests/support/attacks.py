@@ -144,6 +144,8 @@ CHANGES: dict[str, Callable[[Tree, Tensors], Any]] = {
     "another format": put("format", value="onnx"),
     "a later version": put("version", value=2),
     "no version": put("version"),
+    "a version that is true": put("version", value=True),
+    "a version with a point": put("version", value=1.0),
     "an unknown entry": put("hook", value="os.system"),
     "an entry that moves the cursor": put("\x1b[2J", value=1),
     "a version that moves the cursor": put("version", value="\x1b[2J"),

@@ -271,8 +271,13 @@ def test_folders_appear_whole_or_not_at_all(tmp_path: Path) -> None:
         raise ZeroDivisionError
     assert [p.name for p in tmp_path.iterdir()] == ["deep"]
     (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="^cannot write .*/full/x: "), files.new_folder(tmp_path / "full") as partial:
+        raise RunError(f"cannot write {partial}/x: the disk is full")
     with pytest.raises(RunError, match="cannot write under"), files.new_folder(tmp_path / "file" / "run", RunError):
         pass
-    with pytest.raises(RunError, match="cannot write .*late: "), files.new_folder(tmp_path / "late", RunError):
+    with (
+        pytest.raises(RunError, match="/late was made by another process"),
+        files.new_folder(tmp_path / "late", RunError),
+    ):
         (tmp_path / "late" / "another").mkdir(parents=True)  # by another process, meanwhile
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []

@@ -95,7 +95,7 @@ def account(
         return
     if _is_deployed(run, changes, data, device):
         measured, about, noise = _measure_deployed(run, data, limit)
-        folder = run.with_suffix(".analysis")
+        folder = _beside(run, ".analysis")
     else:
         measured, about = _measure_run(run, changes, device, limit)
         folder, noise = run / "analysis", False
@@ -113,6 +113,12 @@ def account(
     except LbqError as error:  # as where a model lies on a disk of others: its counts are shown all the same
         render.print_note(f"a report will not find these counts: {error}")
     print_result(as_json, facts, lambda: render.render_account(measured, full_costs, prices, noise))
+
+
+def _beside(subject: Path, suffix: str) -> Path:
+    """The folder of that suffix for a network's file, its folder for a hub, or its name."""
+    place = subject.resolve() if subject.name in ("", "..") else subject
+    return place.with_name(place.name.removesuffix(".lbq") + suffix)
 
 
 def _measure_deployed(path: Path, data: str | None, limit: int | None) -> tuple[Measurement, dict[str, Any], bool]:
@@ -189,7 +195,7 @@ def analyze(
         from lbq.counting.deployed_counts import analyze as analyze_deployed
 
         net, test, noise = _open_deployed(subject, data)
-        folder = out or subject.with_suffix(".golden" if test.name == GOLDEN else ".analysis")
+        folder = out or _beside(subject, ".golden" if test.name == GOLDEN else ".analysis")
         files.check_folder(folder)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
             analysis = analyze_deployed(net, test, None, limit, progress.advance, membranes, subject.name)

@@ -69,6 +69,6 @@ def export(
     """Write a network as a folder for a model hub: card, config.json, model.lbq; with --run its weights too."""
     from lbq.export.hub import write_folder
 
-    made = write_folder(name, out or Path(Path(name).stem), run, license)
+    made = write_folder(name, out or Path(Path(name).name.removesuffix(".lbq")), run, license)
     text = f"{made['path']}: {', '.join(made['files'])}, {size_of(made['bytes'])}, {made['verified']} golden inputs verified"
     print_result(as_json, made, lambda: print_line(text))

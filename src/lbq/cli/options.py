@@ -18,7 +18,7 @@ from lbq.system.shown import shown
 if TYPE_CHECKING:
     import torch
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Changes = Annotated[list[str] | None, typer.Argument(help=f"For a run: key=value; keys {', '.join(CHANGEABLE)}.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Stop after this many samples.")]

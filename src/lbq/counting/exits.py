@@ -38,6 +38,8 @@ def calibration_images(
         )
     if data is None and name != "digits":
         raise DataError(f"give the folder of {name}, whose training images margins are chosen on")
+    if name == "digits" and data not in (None, "digits"):
+        raise DataError(f"{data!r} is not what the network was trained on: give digits, or nothing")
     images = np.asarray(load_whole(name, data or "").train.images)
     if images.shape[1:] != network.input_shape:
         raise DataError(f"images of {name} are {list(images.shape[1:])}, the network reads {list(network.input_shape)}")

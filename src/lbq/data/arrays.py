@@ -113,6 +113,8 @@ def _free_bytes() -> float:
 
 
 def _unreadable(path: Path, kind: str, error: BaseException) -> DataError:
+    if isinstance(error, OSError) and error.strerror:
+        return DataError(f"cannot read {path}: {error.strerror}; give a {kind} file")
     reason = " ".join(str(error).split())[:100] or type(error).__name__
     if "pickle" in reason:  # NumPy says so of any file that it does not know, and how to read it unsafely
         reason = "it holds no array that NumPy saved, or one of objects"

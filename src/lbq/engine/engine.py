@@ -25,7 +25,7 @@ from lbq.engine.runner import Runner
 from lbq.engine.stream import Stream
 from lbq.errors import ArtefactError, LbqError
 from lbq.graph import shortest, with_sides
-from lbq.graph.integer import MOST_TIMESTEPS, IntegerNetwork
+from lbq.graph.integer import MOST_TIMESTEPS, IntegerNetwork, is_name
 from lbq.native import cpus
 
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
@@ -139,6 +139,10 @@ class Network:
         the file what they were.
         """
         exits.check(self.network)
+        if not is_name(source):
+            raise LbqError(
+                f"source must say what the inputs are, in one line of at most 200 characters, got {source!r:.80}"
+            )
         count = self.network.timesteps - 1
         if len(shares) != count or not all(0 <= share <= 1 for share in shares):
             asked = f"{count} share{'s' * (count > 1)} from 0 to 1, one for each timestep but the last"

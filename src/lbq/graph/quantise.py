@@ -45,6 +45,7 @@ from lbq.graph.rules import threshold_shift
 BITS = (2, 3, 4, 5, 6, 7, 8, 16)
 STEM_BITS, HEAD_BITS = 8, 16  # at least so many: the first layer sees 8-bit pixels, and the last one decides
 UNIT_BITS_BELOW_STEP = 8  # a unit is never finer than step / 2^(bits + 8), so that dead channels are harmless
+RESERVED = (INPUT, "exit")  # names in a file: of what a network reads, and of the bias with which inputs stop early
 NEGLIGIBLE_PART = 64  # weights that together move a membrane by less than this part of a step do not matter
 CURRENT_BITS_WITHOUT_WEIGHTS = 20  # of the largest current, where no channel has weights that matter
 
@@ -124,9 +125,10 @@ def check_names(graph: Graph, classes: Sequence[str]) -> None:
                 f"classes: {name[:40]!a} is no name: give 1 to 200 characters, none of them a control character"
             )
     for name in [s.name for s in graph.synapses] + [layer.name for layer in graph.layers] + list(graph.gate_names):
-        if name == INPUT or "/" in name or not is_name(name):
+        if name in RESERVED or "/" in name or not is_name(name):
+            others = " and ".join(map(repr, RESERVED))
             raise GraphError(
-                f"layer {name!r}: a file has no room for this name: give it one other than {INPUT!r}, without '/'"
+                f"layer {name!r}: a file has no room for this name: give it one other than {others}, without '/'"
             )
     for layer in graph.all_layers:
         if len(layer.synapses) > MOST_SYNAPSES:

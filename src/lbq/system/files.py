@@ -87,18 +87,22 @@ def new_folder(path: Path | str, error: type[LbqError] = LbqError) -> Iterator[P
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
     except OSError as reason:
-        raise error(f"cannot write under {path.parent}: {reason.strerror}") from reason
+        raise error(f"cannot write under {path.parent}: {reason.strerror}; choose another place") from reason
     try:
         yield partial
         partial.chmod(0o755)
         try:
             os.rename(partial, path)
             sync_folder(path.parent)
-        except OSError as reason:  # such as a folder that another process made meanwhile
+        except OSError as reason:
+            if path.exists():
+                raise error(f"{path} was made by another process meanwhile: choose another folder") from reason
             raise error(_cannot(path, reason)) from reason
-    except BaseException:
+    except BaseException as reason:
         shutil.rmtree(partial, ignore_errors=True)
         remove_folders(made)
+        if isinstance(reason, LbqError) and str(partial) in str(reason):  # a name that nobody gave
+            raise type(reason)(str(reason).replace(str(partial), str(path))) from reason
         raise
 
 

@@ -157,8 +157,8 @@ def in_order(
         back = None
     if back is not None:
         raise DataError(
-            f"{where}: time goes back at event {back}, from {t[back - 1]} to {t[back]} us: the file is damaged, "
-            f"or raise sort_within_us (now {sort_within_us}) to sort late events"
+            f"{where}: time goes back at event {back}, from {t[back - 1]} to {t[back]} us: the file is damaged "
+            f"(events that are late by at most {sort_within_us} us are sorted, sort_within_us of the reader)"
         )
     try:
         return Events(t, x, y, p, *size)

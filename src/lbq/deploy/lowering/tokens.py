@@ -103,6 +103,11 @@ def _remedy(axis: Axis, value: Arranged) -> str:
             "where channels are meant, put x.transpose(-2, -1) in front of it; a layer that mixes tokens has no integer form "
             "here: let attention mix them, or a Conv2d on [T * B, channels, height, width]"
         )
+    if roles(axis) == "dh":
+        return (
+            "they stand in another order, and a channel shuffle has no integer form: leave it out, and the groups of the "
+            "layer behind it, which then mixes them"
+        )
     if found & set("hd"):
         return "join heads and their channels first, as x.flatten(-2) does where they stand last"
     where = "last" if axis is value.axes[-1] else "behind the batch, [T * B, channels, tokens]"

@@ -55,7 +55,7 @@ class Reader(SynapseReader):
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise ArtefactError(f"it is not a deployed network: {container.REMEDY}")
         self.version = value.get("version")
-        if self.version not in (VERSION, LATER_VERSION):
+        if type(self.version) is not int or self.version not in (VERSION, LATER_VERSION):
             raise ArtefactError(
                 f"its format has version {self.version!r:.20}, this lbq reads {VERSION} and {LATER_VERSION}: deploy it again, "
                 "or use the lbq that wrote it"
