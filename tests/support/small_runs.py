@@ -78,8 +78,8 @@ class Silent(job.Watcher):
     def restarted(self, log: Path) -> None:
         self.logs.append(log)
 
-    def initialised(self, run: str, copied: int, left: tuple[str, ...]) -> None:
-        self.starts.append((run, copied, left))
+    def initialised(self, source: str, copied: int, left: tuple[str, ...]) -> None:
+        self.starts.append((source, copied, left))
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         self.steps.append((epoch, batch))

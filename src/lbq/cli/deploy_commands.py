@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from lbq.data.testset import TestSet
     from lbq.engine import Network
 
-ENERGY_BATCH = 256  # images that run again and again while energy is measured
 Model = Annotated[Path, typer.Argument(help="A deployed network, such as model.lbq.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=256, help="CPU threads; default all of them.")]
 
@@ -197,7 +196,7 @@ def _energy(net: Network, test: TestSet, ways: dict[str, Any], threads: int | No
     from lbq.engine.cuda.meter import CardMeter
     from lbq.engine.meters import NoMeter, PackageMeter
 
-    x, _ = next(iter(test.batches(ENERGY_BATCH)))
+    x, _ = next(iter(test.batches()))  # they run again and again
     on_card = cuda.takes(ways["engine"], test.size)
     engine: Any = "cuda" if on_card else ways["engine"]  # also for the few images that go on
     options = {"threads": threads, "backend": ways["backend"], "exit": ways["exit"]}

@@ -1,4 +1,4 @@
-"""Commands about what was trained or deployed: account, analyze, record, report."""
+"""Commands about what was trained or deployed: account, analyze, compare, record, report."""
 
 from __future__ import annotations
 

@@ -136,9 +136,9 @@ class TrainProgress(_Shown, Watcher):
     def restarted(self, log: Path) -> None:
         self.console.print(f"no checkpoint found: training starts again at epoch 1; the log so far is kept as {log}")
 
-    def initialised(self, run: str, copied: int, left: tuple[str, ...]) -> None:
+    def initialised(self, source: str, copied: int, left: tuple[str, ...]) -> None:
         some = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
-        self.console.print(f"start    from {run}: {copied} tensors" + (f"; anew: {some}" if left else ""))
+        self.console.print(f"start    from {source}: {copied} tensors" + (f"; anew: {some}" if left else ""))
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         if self.task is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from lbq.counting.deployed_counts import analyze as analyze
 from lbq.counting.deployed_counts import measure as measure
-from lbq.data.testset import TestSet
+from lbq.data.testset import IMAGES_PER_BATCH, TestSet
 from lbq.engine import cuda
 from lbq.engine.convolution import Backend, Counts, add_counts
 from lbq.engine.engine import Engine, Network, thread_count
@@ -19,7 +19,6 @@ from lbq.engine.method import Choice
 from lbq.engine.output import Output
 from lbq.errors import LbqError
 
-IMAGES_PER_BATCH = 256
 IMAGES_PER_TRACED_BATCH = 32  # where every level is kept
 WARM_UP_IMAGES = 8  # that a network runs once before it is timed
 

@@ -24,8 +24,6 @@ from lbq.graph import INPUT
 from lbq.graph.integer import is_name
 from lbq.graph.levels import Integers
 
-IMAGES_PER_BATCH = 256
-
 
 def measure(
     net: Network,
@@ -55,7 +53,7 @@ def measure(
             progress(len(out.logits))
         return out
 
-    for x, which in test.batches(IMAGES_PER_BATCH, limit):
+    for x, which in test.batches(limit=limit):
         size = x.shape[network.batch_axis]
         watched = np.arange(images, images + size) % membranes == 0 if membranes else np.zeros(size, bool)
         for chosen in (~watched, watched):

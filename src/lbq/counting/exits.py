@@ -19,8 +19,6 @@ from lbq.engine.output import Output
 from lbq.errors import DataError
 from lbq.graph.integer import IntegerNetwork
 
-IMAGES_PER_BATCH = 256
-
 
 def calibration_images(
     network: IntegerNetwork, data: str | None, count: int, seed: int = 0
@@ -96,7 +94,7 @@ def measure_exits(
         tallies[timesteps - 1].add(out.levels)
         return out
 
-    for x, which in test.batches(IMAGES_PER_BATCH, limit):
+    for x, which in test.batches(limit=limit):
         out = exits.run(network, x, counted)
         assert out.timesteps is not None
         stopped += np.bincount(out.timesteps - 1, minlength=network.timesteps)

@@ -25,6 +25,7 @@ from lbq.errors import ConfigError, DataError, nearest
 from lbq.graph import Shape, shortest, with_sides
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGES_PER_BATCH = 256  # that engines run at a time
 EVAL_RATIO = 256 / 224  # the shorter side before the central crop, by the crop's side, as usual for ImageNet
 
 
@@ -74,7 +75,9 @@ class TestSet(Inputs):
     read: Callable[[int, int], NDArray[np.uint8]]
     labels: NDArray[np.int64] | None = None
 
-    def batches(self, size: int, limit: int | None = None) -> Iterator[tuple[NDArray[np.uint8], slice]]:
+    def batches(
+        self, size: int = IMAGES_PER_BATCH, limit: int | None = None
+    ) -> Iterator[tuple[NDArray[np.uint8], slice]]:
         """Batches of at most `size` inputs, each with the slice of samples it holds."""
         check_limit(limit)
         if not self.size:

@@ -2,8 +2,8 @@
 
 Training sees modules; deployment, execution and accounting see this. A `Layer` sums the currents of its synapses and a
 bias at every timestep and emits levels; a `Synapse` is a convolution (a linear layer is one whose kernel covers its
-input), a residual identity or a product of three level tensors (attention); pooling acts on the source's levels. A `Gate`
-is a tensor: levels times levels. Layers are in execution order.
+input), a residual identity or a product of two or three level tensors (attention); pooling acts on the source's levels. A
+`Gate` is a tensor: levels times levels. Layers are in execution order.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ class Watcher:
     def restarted(self, log: Path) -> None:
         """There was no checkpoint, so training starts again; the old log is now `log`."""
 
-    def initialised(self, run: str, copied: int, left: tuple[str, ...]) -> None:
-        """Training starts from that run's weights. copied: how many tensors. left: the network's tensors that it lacks."""
+    def initialised(self, source: str, copied: int, left: tuple[str, ...]) -> None:
+        """Training starts from the weights of that run or file. copied: how many tensors. left: those that it lacks."""
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         """A step is done, the `batch`-th of `batches` in this epoch."""

@@ -24,6 +24,7 @@ from lbq.system.lazy import submodules as _submodules
 MAX_BYTES = 128 * 2**20  # 16.8 million 8-byte events; with the decoded arrays it stays under 512 MB
 MAX_HEADER_BYTES = 2**20  # text in front of the events; jAER's dump of camera settings takes about 3 kB
 COLUMNS: dict[str, type[np.integer[Any]]] = {"t": np.int64, "x": np.uint16, "y": np.uint16, "p": np.uint8}
+LATE_US = 10_000  # early cameras deliver some events late: readers sort within 10 ms and refuse beyond
 MAX_TIME_US = 2**62  # of a file's events, on both sides of 0: differences of two times fit 64 bits
 CHUNK_EVENTS = 2**20  # decoded at a time: bounds the temporaries
 

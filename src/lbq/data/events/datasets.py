@@ -23,7 +23,7 @@ import numpy as np
 
 from lbq.data.cifar_files import SPECS
 from lbq.data.dataset import Dataset, Inputs
-from lbq.data.events import MAX_BYTES, Events, nmnist, read_bounded
+from lbq.data.events import LATE_US, MAX_BYTES, Events, nmnist, read_bounded
 from lbq.data.events.aedat2 import decode_aedat2
 from lbq.data.events.aedat3 import decode_aedat3
 from lbq.data.events.cache import PARTS, Sample, cached
@@ -38,7 +38,6 @@ GESTURES = (
 )  # fmt: skip
 OBJECTS = {"box": "Caixa", "mug": "Caneca", "cutter": "Estilete", "pencil": "Lapiseira", "scissors": "Tesoura"}
 OBJECT_FOLDERS = {"train": "NeuromorphicObjectDataSet_100", "test": "DataSet2"}
-LATE_US = 10_000  # early DVS128 firmware delivered some events late: loaders sort within 10 ms and refuse beyond
 # a sample's events, their (start, stop) in us if cut by time, its label
 Cut = tuple[Events, tuple[int, int] | None, int]
 

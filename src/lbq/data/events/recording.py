@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lbq.data.events import MAX_BYTES, Events, read_bounded
+from lbq.data.events import LATE_US, MAX_BYTES, Events, read_bounded
 from lbq.data.events.aedat2 import decode_aedat2
 from lbq.data.events.aedat3 import decode_aedat3
 from lbq.data.events.aedat4 import decode_aedat4
 from lbq.data.events.nmnist import decode_nmnist
 from lbq.data.events.prophesee import decode_prophesee
 from lbq.errors import DataError
-
-LATE_US = 10_000  # some cameras deliver an event late: sorted within 10 ms, refused beyond
 
 
 def read_recording(path: Path | str, size: tuple[int, int] | None = None, max_bytes: int = MAX_BYTES) -> Events:
