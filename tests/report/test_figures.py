@@ -344,6 +344,7 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
     assert log_ticks(0.05, 20) == pytest.approx([0.1, 1, 10])
     assert log_ticks(1, 10) == pytest.approx([1, 2, 5, 10])
     assert label(1e6) == "1e6"
+    assert label(1000) == "1,000"
 
 
 @given(st.lists(st.tuples(st.integers(72, 328), st.integers(60, 200)), min_size=1, max_size=12, unique=True))

@@ -44,6 +44,21 @@ def test_the_front_joins_what_nothing_beats() -> None:
     assert ">LBQ (5), the paper<" in shown
 
 
+def test_a_network_as_accurate_as_one_of_the_front_has_a_name() -> None:
+    made = [(97.4, 1.0), (97.4, 1.1), (97.3, 1.2)]
+    results = [
+        counted(of_cifar(seed=i, name=f"net{i}", test_accuracy=accuracy, epochs=300), times)
+        for i, (accuracy, times) in enumerate(made)
+    ]
+    (figure,) = front_figures(Gathered(results))
+    shown = unescape(figure.svg)
+    assert [f">net{i}, T = 2<" in shown.replace(", 300 ep", "") for i in range(3)] == [True, True, False]
+    assert max(map(shown.rfind, ("<title>net0", "<title>net1"))) < shown.find(
+        ", the paper: 946 M, 97.45 %</title>"
+    )  # on top
+    assert "log scale" in shown
+
+
 def test_a_front_far_below_the_published_one_and_one_of_silence_are_drawn() -> None:
     (low,) = front_figures(Gathered([of_cifar(seed=i, test_accuracy=40.0 + i) for i in range(3)]))
     assert "42.00 %" in low.svg

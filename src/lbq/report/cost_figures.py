@@ -114,7 +114,7 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
     pairs = [*published.values(), *((o.account.total.unary / 1e6, o.account.total.bit_sparse / 1e6) for o in ours)]
     plot = Plot(
         "Accumulations against N_max",
-        "; ".join(f"N_max {n}: unary {u:.0f} M, bit-sparse {b:.0f} M" for n, (u, b) in published.items()),
+        "; ".join(f"N_max {n}: unary {u:,.0f} M, bit-sparse {b:,.0f} M" for n, (u, b) in published.items()),
         (0, end),
         (0, 1.1 * max(max(pair) for pair in pairs) / 1e3),
         "N_max (not to scale)" if ours else "N_max",
@@ -127,7 +127,7 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
         plot.segment((border, plot.top), (border, plot.bottom), "grid")
     for series, name in enumerate(("unary", "bit-sparse")):
         points = [(starts[n], pair[series] / 1e3) for n, pair in published.items()]
-        tips = [f"published, N_max {n}, {name}: {pair[series]:.1f} M" for n, pair in published.items()]
+        tips = [f"published, N_max {n}, {name}: {pair[series]:,.1f} M" for n, pair in published.items()]
         plot.line(points, series, tips, hollow=True)
     numbered: list[tuple[Point, str]] = []
     rows, others = [], []
@@ -136,10 +136,10 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
             unary, sparse = o.account.total.unary / 1e6, o.account.total.bit_sparse / 1e6
             places = [plot.at((starts[n] + i, value / 1e3)) for value in (unary, sparse)]
             for series, value in enumerate((unary, sparse)):
-                plot.mark(*places[series], series, 4.5, f"{o.name}, N_max {n}: {value:.1f} M")
+                plot.mark(*places[series], series, 4.5, f"{o.name}, N_max {n}: {value:,.1f} M")
             numbered.append((places[0], str(len(numbered) + 1)))
             others.append(places[1])
-            rows.append((numbered[-1][1], None, f"{o.name}, ours", f"{unary:.1f} and {sparse:.1f} M"))
+            rows.append((numbered[-1][1], None, f"{o.name}, ours", f"{unary:,.1f} and {sparse:,.1f} M"))
     plot.numbers(numbered, others)
     plot.legend([("unary", 0), ("bit-sparse", 1)])
     plot.listing(rows)

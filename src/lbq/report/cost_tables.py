@@ -139,7 +139,7 @@ def honest_table(id: str, subject: str, costs: Costs) -> Table:
         "Integer arithmetic adds state updates, identity shortcuts and sums to integer prices; memory adds weight bytes "
         f"({t.weight_byte:g} pJ, each used {t.reuse}), membranes and levels ({t.state_byte:g} pJ a byte).",
         f"Break-even: the density at which bit planes would cost what this rival costs; theirs is {costs.density:.3f} set bits "
-        "per synapse and timestep.",
+        "that a weight meets at a timestep.",
         f"Shifts, not in the table: {shifts}.",
         f"Read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): "
         f"{costs.reading.count / 1e6:,.2f} M MACs, {microjoules(costs.reading.microjoules).text} µJ at fp32.",

@@ -75,17 +75,22 @@ def _figure(setting: tuple[str, str], groups: Sequence[Group], ours: Sequence[_N
     lengths = sorted({n.epochs for n in shown}, reverse=True)
     series = {epochs: i for i, epochs in enumerate(lengths, PUBLISHED + 1)}
     best = unbeaten(shown, lambda n: n.millions, lambda n: n.accuracy)
-    named = [*((n, PUBLISHED) for n in theirs), *((n, series[n.epochs]) for n in best)]
-    small = [n for n in shown if n not in best]
+    close = [n for n in shown if not any(o.accuracy > n.accuracy and o.millions <= n.millions for o in shown)]
+    close.sort(key=lambda n: n.point)  # the front, and what is as accurate as one of it
+    named = [*((n, PUBLISHED) for n in theirs), *((n, series[n.epochs]) for n in close)]
+    small = [n for n in shown if n not in close]
     trained = [g.mean for g in groups if g.mean is not None and not g.record.get("n_max")]
     anns = [accuracy for accuracy in trained if accuracy >= least]
+    millions = [n.millions for n in (*shown, *theirs)]
+    log = min(millions) > 0  # networks of few accumulations lie as far apart as those of many
     plot = Plot(
         "Accuracy against accumulations",
         "; ".join(f"{n.name}: {n}" for n, _ in named),
-        (0, 1.06 * max(n.millions for n in (*shown, *theirs)) or 1.0),
+        (min(millions) / 1.2, 1.1 * max(millions)) if log else (0, 1.06 * max(millions) or 1.0),
         padded([*(n.accuracy for n in (*shown, *theirs)), *anns]),
-        "accumulations per image, millions",
+        f"accumulations per image, millions{', log scale' * log}",
         "accuracy %",
+        xlog=log,
         subtitle=f"{dataset_name(groups[0])}, {setting[1]}",
     )
     if anns:
@@ -93,9 +98,9 @@ def _figure(setting: tuple[str, str], groups: Sequence[Group], ours: Sequence[_N
         plot.path([(plot.left, y), (plot.right, y)], "line axis", "2 3")
         plot.text(plot.right, y - 4, f"our ANN, {max(anns):.2f} %", "end", "soft small")
     plot.path(_stairs([plot.at(n.point) for n in best]), "line axis")
-    for size, networks in ((2.5, [(n, series[n.epochs]) for n in small]), (4.5, named)):
-        for n, s in networks:
-            plot.mark(*plot.at(n.point), s, size, f"{n.name}: {n}", hollow=s == PUBLISHED)
+    drawn = [*((n, series[n.epochs], 2.5) for n in small), *((n, s, 3.5 if s == PUBLISHED else 4.5) for n, s in named)]
+    for n, s, size in sorted(drawn, key=lambda one: one[1] == PUBLISHED):  # those on top, lest ours hide them
+        plot.mark(*plot.at(n.point), s, size, f"{n.name}: {n}", hollow=s == PUBLISHED)
     numbered = [(plot.at(n.point), str(i)) for i, (n, _) in enumerate(named, 1)]
     plot.numbers(numbered, [plot.at(n.point) for n in small])
     if len(lengths) > 1:

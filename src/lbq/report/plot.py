@@ -33,7 +33,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def label(value: float) -> str:
-    return f"{value:.4g}".replace("e+0", "e").replace("e-0", "e-")
+    return f"{value:,.4g}".replace("e+0", "e").replace("e-0", "e-")
 
 
 def _repeats(series: int) -> bool:

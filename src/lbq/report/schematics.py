@@ -106,7 +106,7 @@ def _membrane(traces: Sequence[Trace], where: str) -> Figure:
 
 
 def _additions(count: int) -> str:
-    return f"{count} addition{'' if count == 1 else 's'} a synapse"
+    return f"{count} addition{'' if count == 1 else 's'} a weight"
 
 
 def _execution(trace: Trace, where: str) -> Figure:
