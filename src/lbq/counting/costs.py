@@ -54,7 +54,7 @@ class Method:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """The density at which bit planes cost what a rival costs, in set bits per synapse and timestep.
+    """The density at which bit planes cost what a rival costs, in set bits that a weight meets at a timestep.
 
     None: they always cost more; infinite: nothing in their cost grows with it. most: set bits that a level can have.
     """
@@ -77,7 +77,7 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class Costs:
-    """methods: ours first; shifts: by backend; density: set bits per synapse and timestep.
+    """methods: ours first; shifts: by backend; density: set bits that a weight meets at a timestep, on average.
 
     reading: the count of tools that take a level above 1 for a MAC.
     """
