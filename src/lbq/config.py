@@ -130,7 +130,7 @@ class TrainConfig(Section):
     sync_batchnorm: bool = False
     loss: str = _one_of("ce", "ce", "tet")
     tet_weight: float = _share(0.05)
-    level_cost: float = _at_least(0.0, 0)  # price on levels, times accumulations as a share of MACs; 0: off
+    level_cost: float = _at_least(0.0, 0)  # price on accumulations, times these as a share of MACs; 0: off
     level_cost_of: str = _one_of("bit_sparse", "bit_sparse", "unary")  # which accumulations it counts
     level_cost_above: float = _at_least(0.0, 0)  # so many accumulations of a sample are free
     weight_bits: int = _checked(0, "0 (not rounded) or 2 to 8", lambda v: v == 0 or 2 <= v <= 8)

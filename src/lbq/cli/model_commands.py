@@ -18,7 +18,7 @@ app = typer.Typer(invoke_without_command=True)
 def models(context: typer.Context, as_json: Json = False) -> None:
     """List the networks that come with lbq, and those in the folder that LBQ_MODELS names.
 
-    A name stands for its file in `lbq.engine.load`, and in deploy, run, exits, predict, export, account and analyze.
+    A name stands for its file in `lbq.engine.load`, and in deploy, run, exits, predict, watch, export, account and analyze.
     """
     if context.invoked_subcommand is not None:
         return

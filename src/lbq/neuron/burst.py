@@ -142,7 +142,7 @@ class BurstNeuron(SteppedNeuron):
             stand last, as in tokens [T, B, N, D], move them: `neuron(x.movedim(-1, 2)).movedim(2, -1)`.
         learn_beta, learn_alpha: train them, kept in [0, 1].
         reset_grad: let gradients reach gamma and alpha through the reset.
-        step_gradient: `sum` as the paper, or `lsq`: scaled by 1 / sqrt(features * n_max).
+        step_gradient: `sum`, as it comes, or `lsq`: scaled by 1 / sqrt(features * n_max).
         detach_state: stop gradients at the membrane of the timestep before, as LM-HT does. The forward pass is the same.
     """
 
