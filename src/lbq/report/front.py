@@ -11,7 +11,7 @@ from lbq.report.cells import dataset_name, title_at
 from lbq.report.cost_tables import accounts_of
 from lbq.report.figures import DATASET_LETTERS, Figure, padded, slug, unbeaten
 from lbq.report.plot import Plot
-from lbq.report.svg import Point
+from lbq.report.svg import SMALL_LETTER, Point
 from lbq.results import paper
 from lbq.results.result import Gathered, Group
 
@@ -82,27 +82,29 @@ def _figure(setting: tuple[str, str], groups: Sequence[Group], ours: Sequence[_N
     trained = [g.mean for g in groups if g.mean is not None and not g.record.get("n_max")]
     anns = [accuracy for accuracy in trained if accuracy >= least]
     millions = [n.millions for n in (*shown, *theirs)]
-    log = min(millions) > 0  # networks of few accumulations lie as far apart as those of many
+    log = min(millions) > 0  # networks of few accumulations lie as far apart as those of many; the right is the ANN's name's
     plot = Plot(
         "Accuracy against accumulations",
         "; ".join(f"{n.name}: {n}" for n, _ in named),
-        (min(millions) / 1.2, 1.1 * max(millions)) if log else (0, 1.06 * max(millions) or 1.0),
+        (min(millions) / 1.2, 1.4 * max(millions)) if log else (0, 1.06 * max(millions) or 1.0),
         padded([*(n.accuracy for n in (*shown, *theirs)), *anns]),
         f"accumulations per image, millions{', log scale' * log}",
         "accuracy %",
         xlog=log,
         subtitle=f"{dataset_name(groups[0])}, {setting[1]}",
     )
+    taken = [plot.at(n.point) for n in small]
     if anns:
-        y = plot.at_y(max(anns))
+        y, text = plot.at_y(max(anns)), f"our ANN, {max(anns):.2f} %"
         plot.path([(plot.left, y), (plot.right, y)], "line axis", "2 3")
-        plot.text(plot.right, y - 4, f"our ANN, {max(anns):.2f} %", "end", "soft small")
+        plot.text(plot.right, y - 4, text, "end", "soft small")
+        taken += [(plot.right - SMALL_LETTER * i, y - 8) for i in range(len(text))]  # no number lies on it
     plot.path(_stairs([plot.at(n.point) for n in best]), "line axis")
     drawn = [*((n, series[n.epochs], 2.5) for n in small), *((n, s, 3.5 if s == PUBLISHED else 4.5) for n, s in named)]
     for n, s, size in sorted(drawn, key=lambda one: one[1] == PUBLISHED):  # those on top, lest ours hide them
         plot.mark(*plot.at(n.point), s, size, f"{n.name}: {n}", hollow=s == PUBLISHED)
     numbered = [(plot.at(n.point), str(i)) for i, (n, _) in enumerate(named, 1)]
-    plot.numbers(numbered, [plot.at(n.point) for n in small])
+    plot.numbers(numbered, taken)
     if len(lengths) > 1:
         plot.legend([(f"ours, {epochs} epochs" if epochs else "ours", series[epochs]) for epochs in lengths])
     plot.listing([(str(i), s, n.name, str(n)) for i, (n, s) in enumerate(named, 1)], hollow=[PUBLISHED])
