@@ -82,7 +82,8 @@ def _figure(setting: tuple[str, str], groups: Sequence[Group], ours: Sequence[_N
     trained = [g.mean for g in groups if g.mean is not None and not g.record.get("n_max")]
     anns = [accuracy for accuracy in trained if accuracy >= least]
     millions = [n.millions for n in (*shown, *theirs)]
-    log = min(millions) > 0  # networks of few accumulations lie as far apart as those of many; the right is the ANN's name's
+    # logarithmic: networks of few accumulations lie as far apart as those of many; to the right is room for the ANN's name
+    log = min(millions) > 0
     plot = Plot(
         "Accuracy against accumulations",
         "; ".join(f"{n.name}: {n}" for n, _ in named),
