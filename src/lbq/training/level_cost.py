@@ -1,4 +1,4 @@
-"""A price on levels: what a network's bursts cost at inference, as a term of the training loss."""
+"""A price on accumulations: what a network's bursts cost at inference, as a term of the training loss."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LevelCost:
         graph = lower(net, input_shape, timesteps, static, weights=False)
         neurons = neurons_of(net)
         if not neurons or any(layer.name not in neurons for layer in graph.layers):
-            raise GraphError("a price on levels needs spiking neurons in place of all activations")
+            raise GraphError("a price on accumulations needs spiking neurons in place of all activations")
         self.kind, self.synapses = kind, graph.timesteps * graph.macs
         self.free = above / self.synapses
         self.timesteps, self.gates = graph.timesteps, graph.gates
