@@ -60,6 +60,8 @@ class Section:
 
 @dataclass(frozen=True)
 class ModelConfig(Section):
+    """The network, and over how many timesteps it runs."""
+
     id: str = "resnet8w16"
     num_classes: int = _at_least(10, 2, 2**20)
     in_channels: int = _at_least(1, 1, 2**16)
@@ -71,6 +73,8 @@ class ModelConfig(Section):
 
 @dataclass(frozen=True)
 class DataConfig(Section):
+    """What it is trained and tested on."""
+
     name: str = _one_of("digits", *DATASETS)
     root: str = ""  # where the dataset lies; not needed for digits
     size: int = _at_least(0, 0)  # resolution of images and event frames; 0: as they are
@@ -84,6 +88,8 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class AugmentConfig(Section):
+    """How training samples are changed, anew in every epoch."""
+
     shift: int = _at_least(0, 0)  # random shift in pixels, borders repeated
     crop: int = _at_least(0, 0)  # random crop after zero padding by this many pixels
     flip: bool = False  # images, and event frames of `arrays`
@@ -117,6 +123,8 @@ class OptimConfig(Section):
 
 @dataclass(frozen=True)
 class TrainConfig(Section):
+    """How long, in what precision and for what loss it is trained, and when it is tested and saved."""
+
     epochs: int = _at_least(20, 1)
     batch_size: int = _checked(64, ">= 2 (BatchNorm needs two samples)", lambda v: v >= 2)  # over all processes
     accumulate: int = _at_least(1, 1)  # parts that a batch is processed in

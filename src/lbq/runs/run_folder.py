@@ -256,6 +256,7 @@ def read_inputs(run: Path | str) -> Inputs | None:
 
 
 def read_weights(run: Path | str) -> dict[str, Tensor]:
+    """The weights of a run, whose checksum must be that of its result."""
     path = check_folder(run, "weights.safetensors") / "weights.safetensors"
     try:
         weights = load_file(path)

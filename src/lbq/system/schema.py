@@ -17,29 +17,39 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
+    """A value for which `holds` is true; `expected` completes "must be ..."."""
+
     expected: str
     holds: Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
 class Fields:
+    """An object with all the needed keys, any of the optional ones, and no other."""
+
     needed: Mapping[str, Schema] = field(default_factory=dict)
     optional: Mapping[str, Schema] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Values:
+    """An object whose values are all alike, whatever its keys are."""
+
     of: Schema
 
 
 @dataclass(frozen=True)
 class Items:
+    """A list whose items are all alike, `least` of them or more."""
+
     of: Schema
     least: int = 0
 
 
 @dataclass(frozen=True)
 class Maybe:
+    """The same, or null."""
+
     of: Schema
 
 

@@ -50,6 +50,9 @@ Unwatched = Watcher  # its earlier name
 
 
 class Job:
+    """One run in its folder, from wherever it stands to its result: checkpoints, signals, the log. Several processes of a
+    distributed run have one each; the main one writes."""
+
     def __init__(self, config: Config, folder: Path, watcher: Watcher, device: torch.device, world: World) -> None:
         self.config, self.folder, self.watcher = config, folder, watcher
         self.device, self.world = device, world

@@ -50,6 +50,7 @@ class Plan:
 
 
 def plan_of(trainer: Trainer) -> Plan:
+    """What this training will do and need; where it cannot be known, such as the MACs of an odd network, it says None."""
     config, world, device = trainer.config, trainer.world, trainer.device
     t = config.train
     macs: int | None = None

@@ -106,6 +106,8 @@ class Trainer:
         return {key: value for key, value in self.source.about.items() if key != "source"}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Go on from a checkpoint: network, optimiser, averages, position in the epochs, and what was counted so far."""
+
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 

@@ -147,6 +147,7 @@ def decode(data: bytes | mmap.mmap) -> tuple[Tensors, str, str]:
 
 
 def checked_header(data: bytes | mmap.mmap) -> Header:
+    """The head of a file that anybody may have written. Nothing else of the file is read before its checksum is found right."""
     if len(data) < 8:
         raise ArtefactError(f"it is too short for a deployed network: {REMEDY}")
     length = int.from_bytes(data[:8], "little")
