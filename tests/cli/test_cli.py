@@ -29,6 +29,7 @@ from lbq.measuring.measure import measure
 from lbq.native.choose import choose
 from lbq.runs.records import record_of
 from lbq.runs.run_folder import default_name, load_config
+from lbq.system import signals
 from lbq.training import trainer as train
 from tests.support.commands import Call, status
 from tests.support.idx_files import idx_files
@@ -323,6 +324,26 @@ def test_an_interrupt_while_it_is_loaded_is_one_line(tmp_path: Path) -> None:
     code = f"{usual}; import sys; sys.path.insert(0, {str(tmp_path)!r}); from lbq.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "lbq: interrupted\n")
+
+
+@pytest.mark.parametrize("becomes", ["raise RecursionError from error", "raise ImportError('torch._C') from error"])
+def test_an_interrupt_that_an_import_makes_another_error_of_is_one_line_too(becomes: str, tmp_path: Path) -> None:
+    module = f"import signal\ntry:\n signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt as error:\n {becomes}"
+    (tmp_path / "typer.py").write_text(module)
+    usual = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs ignore it
+    code = f"{usual}; import sys; sys.path.insert(0, {str(tmp_path)!r}); from lbq.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "lbq: interrupted\n")
+
+
+def test_training_does_not_begin_after_an_interrupt_that_was_swallowed(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "_interrupted", True)
+    code, out, err = call("train", ROOT / "configs/digits/lbq.toml", *SMALL, "--out", tmp_path / "run")
+    assert (code, out) == (130, "")
+    assert err.endswith("lbq: interrupted\n")
+    assert not (tmp_path / "run").exists()
 
 
 SMALL = ["model.id=resnet8w4", "train.epochs=2", "train.batch_size=128", "train.warmup_epochs=0"]

@@ -53,7 +53,7 @@ def test_idx_files_that_do_not_belong_together(tmp_path: Path) -> None:
         (1, np.zeros(29, np.uint8), "train-labels-idx1-ubyte.gz has 29 labels for the 30 images"),
         (1, np.full(30, 10, np.uint8), "has a label 10, but there are 10 classes"),
         (2, np.zeros((7, 6, 6), np.uint8), "image shapes of train and test differ"),
-        (0, np.zeros((30, 6, 5), np.uint8), "are all images the same"),
+        (0, np.zeros((30, 6, 5), np.uint8), "every pixel of channel 0 has the same value"),
     ):
         before = paths[which].read_bytes()
         paths[which].write_bytes(gzip.compress(idx_bytes(array)))

@@ -141,7 +141,17 @@ def test_images_stay_on_the_disk_without_a_warning(tmp_path: Path) -> None:
         (IMAGES, LABELS.astype(np.uint64) + 2**63, "'labels' run from 9223372036854775808"),
         (IMAGES, LABELS / 2, "not float64"),
         (IMAGES, np.array(list("abcabca")), "not <U1"),
-        (np.full_like(IMAGES, 3), LABELS, "are all images the same"),
+        (
+            np.full_like(IMAGES, 3),
+            LABELS,
+            r"every pixel of channel .* has the same value \(.*\): leave the channel out",
+        ),
+        (IMAGES, LABELS.astype(object), r"labels.npy holds objects: store numbers, of labels np.unique"),
+        (
+            IMAGES,
+            LABELS.astype(str),
+            r"not <U\d+ \[7\]: np.unique\(labels, return_inverse=True\) gives names and numbers",
+        ),
     ],
 )
 def test_arrays_that_make_no_sense(images: NDArray[Any], labels: NDArray[Any], message: str, tmp_path: Path) -> None:

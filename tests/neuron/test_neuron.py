@@ -96,6 +96,12 @@ def test_empty_and_single_element(shape: tuple[int, ...]) -> None:
     assert neuron.levels(x).shape == shape
 
 
+def test_levels_beyond_float32_are_refused() -> None:
+    assert BurstNeuron(2**22).n_max == 2**22
+    with pytest.raises(ValueError, match="n_max must be at most 4194304, got 4194305"):
+        BurstNeuron(2**22 + 1)
+
+
 @pytest.mark.parametrize("neuron", [BurstNeuron(), LIF(), LadderNeuron(), MLF()])
 def test_nan_stays_nan_and_has_no_level(neuron: SpikingNeuron) -> None:
     x = torch.full((3, 1, 2), 0.9)

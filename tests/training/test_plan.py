@@ -28,6 +28,11 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "remark"),
     [
+        ("data.frames=time", "data.frames has no effect with data.name=digits, which holds no recordings"),
+        (
+            "data.window_ms=5",
+            "data.window_ms has no effect with data.name=digits: it cuts the recordings of dvs_objects",
+        ),
         ("train.tet_weight=0.5", "train.tet_weight has no effect with train.loss=ce"),
         ("train.tet_weight=0.5 train.loss=tet", None),
         ("augment.mix_prob=0.5", "augment.mix_prob has no effect without augment.mixup or augment.cutmix"),
@@ -65,6 +70,11 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
             "it trains, but cannot be deployed: layer 'blocks.1.q.sn'",
         ),
         ("model.id=spikformer1x16", None),
+        (
+            "model.id=spikformer1x16 neuron.name=lbq train.level_cost=0.5",
+            "train.level_cost counts levels before max pools, behind which there are more: of ",
+        ),
+        ("train.level_cost=0.5", None),
     ],
 )
 def test_settings_that_are_hardly_meant_are_told_beforehand(changes: str, remark: str | None) -> None:

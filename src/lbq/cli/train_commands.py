@@ -129,7 +129,8 @@ def evaluate(
     changes: Changes = None,
     device: Device = None,
     precision: Annotated[
-        str | None, typer.Option(help="fp32, bf16, fp16 or fp64; default fp32, as results are tested.")
+        str | None,
+        typer.Option(help="fp32, bf16, fp16 or fp64; default as the result was tested: fp32, or fp64 after fp64."),
     ] = None,
     timesteps: Annotated[int | None, typer.Option(min=1, help="Timesteps; default those of training.")] = None,
     as_json: Json = False,

@@ -86,7 +86,11 @@ def _declared(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
         read_header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
         shape, _, dtype = read_header(file)
         bytes_declared = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or not dtype.itemsize or min(shape, default=0) < 0 or file.tell() + bytes_declared != size:
+        if dtype.hasobject:
+            raise ValueError(
+                f"{member} holds objects: store numbers, of labels np.unique(labels, return_inverse=True)[1]"
+            )
+        if not dtype.itemsize or min(shape, default=0) < 0 or file.tell() + bytes_declared != size:
             raise ValueError(f"{member} does not hold the numbers that its header declares")
     return np.broadcast_to(np.zeros((), dtype), shape)
 

@@ -94,8 +94,11 @@ class Dataset:
         shapes = train.images.shape[1:], test.images.shape[1:]
         if shapes[0] != shapes[1]:
             raise DataError(f"{name}: image shapes of train and test differ: {shapes[0]} and {shapes[1]}")
-        if not all(deviation > 0 for deviation in self.inputs.std):
-            raise DataError(f"std must be above 0 in every channel, not {self.inputs.std}: are all images the same?")
+        if constant := [str(c) for c, deviation in enumerate(self.inputs.std) if not deviation > 0]:
+            raise DataError(
+                f"{name}: every pixel of channel {', '.join(constant)} has the same value ({self.source}): leave the channel "
+                "out, or get its files again"
+            )
         object.__setattr__(self, "checksum", checksum(train, test) if self.hashed else "")
 
 

@@ -83,8 +83,10 @@ def _check_declared(arrays: Arrays, where: Path) -> None:
     _check_images(images, where)
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
         stored = f"{labels.dtype} {list(labels.shape)}"
+        names = labels.dtype.kind in "US"
+        remedy = ": np.unique(labels, return_inverse=True) gives names and numbers" if names else ""
         raise DataError(
-            f"{where}: 'labels' must be {len(images)} whole numbers from 0, as many as images, not {stored}"
+            f"{where}: 'labels' must be {len(images)} whole numbers from 0, as many as images, not {stored}{remedy}"
         )
     check_names(arrays.get("classes"), where)
 

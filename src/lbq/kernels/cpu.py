@@ -23,14 +23,13 @@ from lbq.errors import LbqError
 from lbq.kernels.arguments import AT_REST, NeuronArguments, StateArguments, neuron_arguments
 from lbq.kernels.differentiable import DifferentiableKernel
 from lbq.kernels.memory import is_dense, shaped_like
-from lbq.kernels.reference import BurstState, Constants, Rule
+from lbq.kernels.reference import LARGEST_LEVEL, BurstState, Constants, Rule
 from lbq.kernels.surrogate import SURROGATES
 
 ROUNDINGS: dict[Any, int] = {"floor": 0, "strict": 1, "round": 2, "trunc": 3, "half": 4}  # enum lbq_rounding
 RESETS: dict[Any, int] = {"once": 0, "level": 1, "hard": 2}  # enum lbq_reset
 SCALARS = ("tail", "leak", "alpha", "gain")  # in the order of their gradients
 DTYPES = (torch.float32, torch.bfloat16)  # of currents, outputs and their gradients; all else is float32
-LARGEST_LEVEL = 2**22  # levels and thresholds are exact in float32, and so is half a step between them
 
 
 BurstCall = native.structure(  # struct lbq_burst

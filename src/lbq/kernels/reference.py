@@ -27,6 +27,8 @@ from torch.autograd import forward_ad
 from lbq.graph.rules import SIGNED, Reset, Rounding
 from lbq.kernels.surrogate import Surrogate
 
+LARGEST_LEVEL = 2**22  # levels and thresholds are exact in float32, and so is half a step between them
+
 
 @dataclass(frozen=True)
 class Rule:

@@ -16,7 +16,7 @@ from lbq.graph import NeuronSpec
 from lbq.graph.rules import Reset
 from lbq.kernels import surrogate as surrogates
 from lbq.kernels.dispatch import fuses_norm
-from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through, transformed
+from lbq.kernels.reference import LARGEST_LEVEL, BurstState, Rule, compute_dtype, straight_through, transformed
 from lbq.neuron.base import MembraneKind, SpikingNeuron
 from lbq.neuron.burst import SteppedNeuron
 from lbq.neuron.checks import check_alone, check_choice, check_count, check_flag, check_positive
@@ -128,7 +128,7 @@ class ILIF(SteppedNeuron):
         membrane: MembraneKind = "lif",
         detach_state: bool = False,
     ) -> None:
-        check_count("n_max", n_max)
+        check_count("n_max", n_max, LARGEST_LEVEL)
         super().__init__(
             step=step, learn_step=learn_step, surrogate=surrogate, membrane=membrane, beta=beta, alpha=alpha
         )
@@ -363,7 +363,7 @@ class QuantReLU(SteppedNeuron):
         learn_step: bool = True,
         step_gradient: Literal["sum", "lsq"] = "lsq",
     ) -> None:
-        check_count("n_max", n_max)
+        check_count("n_max", n_max, LARGEST_LEVEL)
         super().__init__(
             step=step,
             learn_step=learn_step,

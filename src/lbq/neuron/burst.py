@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from lbq.config import INITIAL_STEP
 from lbq.kernels import surrogate as surrogates
-from lbq.kernels.reference import Rule
+from lbq.kernels.reference import LARGEST_LEVEL, Rule
 from lbq.neuron.base import MembraneKind, SpikingNeuron
 from lbq.neuron.checks import check_choice, check_count, check_flag, check_positive
 
@@ -165,7 +165,7 @@ class BurstNeuron(SteppedNeuron):
         step_gradient: Literal["sum", "lsq"] = "sum",
         detach_state: bool = False,
     ) -> None:
-        check_count("n_max", n_max)
+        check_count("n_max", n_max, LARGEST_LEVEL)
         super().__init__(
             step=step,
             learn_step=learn_step,

@@ -14,9 +14,11 @@ from lbq.kernels.reference import transformed
 LEARNED = {"eta": "tail"}  # parameters whose option has another name
 
 
-def check_count(name: str, value: Any) -> int:
+def check_count(name: str, value: Any, most: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+    if most is not None and int(value) > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
     return int(value)
 
 

@@ -24,7 +24,7 @@ from lbq.results.result import Result
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 RESAMPLED_AT_A_TIME = 200
-NODES = 200  # of the integral in Student's distribution, which is then exact to 1e-12
+NODES = 200  # of the integral in Student's distribution, which is then exact to 1e-11
 
 Interval = tuple[float, float]
 
@@ -140,6 +140,7 @@ def compare(ours: Sequence[Result], theirs: Sequence[Result], in_float: bool = F
         raise LbqError(f"results of several datasets cannot be compared: {', '.join(sorted(datasets))}")
     _check_same_data((*ours, *theirs))
     first, second = (_side(some, in_float) for some in (ours, theirs))
+    _check_apart(ours, theirs)
     samples = None
     over_samples = None
     if first.right is not None and second.right is not None:
@@ -148,6 +149,15 @@ def compare(ours: Sequence[Result], theirs: Sequence[Result], in_float: bool = F
         samples = len(first.right)
         over_samples = bootstrap(100 * (first.right - second.right), seed)
     return Comparison(first, second, first.mean - second.mean, welch(first, second), over_samples, samples)
+
+
+def _check_apart(ours: Sequence[Result], theirs: Sequence[Result]) -> None:
+    """Refuse a training that is on both sides."""
+    for one in ours:
+        for other in theirs:
+            weights = one.record.get("weights_sha256")
+            if one.source == other.source or (weights and weights == other.record.get("weights_sha256")):
+                raise LbqError(f"{one.source} is on both sides: compare it with another training")
 
 
 def _check_same_data(results: Sequence[Result]) -> None:
@@ -233,7 +243,8 @@ def student(freedom: float, confidence: float = CONFIDENCE) -> float:
         angles = angle * (points + 1) / 2
         return float((np.cos(angles) ** (freedom - 1) * weights).sum() * angle / 2)
 
-    whole = within(math.pi / 2)
+    # at a right angle, where the density has no slope below 2 degrees of freedom: its integral in closed form
+    whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2

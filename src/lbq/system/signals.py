@@ -10,6 +10,30 @@ from types import FrameType
 from typing import Any
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
+_interrupted = False
+
+
+def remember_interrupts() -> None:
+    """Have SIGINT remembered beside what it raises: what a library imports may swallow that, or turn it into another error."""
+
+    def handle(*_: Any) -> None:
+        global _interrupted
+        _interrupted = True
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handle)
+
+
+def interrupted() -> bool:
+    """Whether SIGINT came since then, outside of work that catches it."""
+    return _interrupted
+
+
+def check() -> None:
+    """End now where an interrupt was swallowed."""
+    if _interrupted:
+        raise KeyboardInterrupt
 
 
 @contextmanager

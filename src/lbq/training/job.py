@@ -26,8 +26,7 @@ from lbq.errors import LbqError, RunError, Stopped
 from lbq.native import choose as kernels
 from lbq.results.schemas import TRAINED
 from lbq.runs import checkpoint, run_folder
-from lbq.system import files
-from lbq.system.signals import noting
+from lbq.system import files, signals
 from lbq.training import evaluation, initial_weights, restoring
 from lbq.training.distributed import World
 from lbq.training.epoch_log import EpochLog
@@ -85,6 +84,7 @@ class Job:
             self.start = initial_weights.read(self.config, self.trainer.net, source.inputs)
             plan = replace(plan, remarks=(*plan.remarks, *self.start.notes))
         self.environment |= {"kernel": plan.kernel} if self.world.main else {}
+        signals.check()  # imports of PyTorch may have swallowed an interrupt
         lock = run_folder.locked(self.folder) if self.world.main else nullcontext()
         # The caller's random state stays as it is.
         own_random_state = torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
@@ -325,7 +325,7 @@ class Job:
                 return
             self.signal, times[number] = number, now
 
-        return noting(note)
+        return signals.noting(note)
 
     def _out_of_memory(self) -> str:
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _peak_of_process()

@@ -77,6 +77,9 @@ class LevelCost:
             name: sum(macs for macs, operands in terms if operands == (name,)) / units
             for name, units in self.units.items()
         }
+        self.pooled = tuple(
+            dict.fromkeys(_behind_max_pools(graph))
+        )  # layers whose levels are pooled before they meet weights
         self.products = [(m, operands) for m, operands in terms if len(operands) > 1 or operands[0] in graph.gate_names]
         self._on_device: dict[Any, Tensor] = {}
 
@@ -143,6 +146,12 @@ def _terms(graph: Graph) -> Iterator[tuple[int, tuple[str, ...]]]:
             yield s.macs, s.sources
     for gate in graph.gates:
         yield math.prod(gate.shape), gate.operands
+
+
+def _behind_max_pools(graph: Graph) -> Iterator[str]:
+    for s in graph.synapses:
+        if s.source != INPUT and s.kind == "conv" and any(pool.kind == "max" for pool in s.pools):
+            yield s.source
 
 
 def priced_levels(config: Config, net: nn.Module, source: Source) -> LevelCost | None:

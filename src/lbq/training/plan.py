@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lbq.config import Config
+from lbq.data.registry import EVENTS
 from lbq.deploy import lower
 from lbq.errors import ConfigError, GraphError, TooSmall
 from lbq.graph.rewrites import check_products
@@ -110,6 +111,10 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
     config, usual = trainer.config, Config()
     t, a, o, n = config.train, config.augment, config.optim, config.neuron
     neurons = list(neurons_of(trainer.net).values())
+    if config.data.frames != usual.data.frames and config.data.name not in EVENTS:
+        yield f"data.frames has no effect with data.name={config.data.name}, which holds no recordings"
+    if config.data.window_ms != usual.data.window_ms and config.data.name != "dvs_objects":
+        yield f"data.window_ms has no effect with data.name={config.data.name}: it cuts the recordings of dvs_objects"
     if t.loss != "tet" and t.tet_weight != usual.train.tet_weight:
         yield f"train.tet_weight has no effect with train.loss={t.loss}"
     if t.new_head and not t.init_from:
@@ -156,6 +161,11 @@ def _ill_matched(trainer: Trainer) -> Iterator[str]:
             "training began with will weigh most"
         )
     cost = trainer.level_cost
+    if cost is not None and cost.pooled:
+        yield (
+            f"train.level_cost counts levels before max pools, behind which there are more: of {', '.join(cost.pooled[:3])}"
+            f"{' and others' * (len(cost.pooled) > 3)} it counts too few accumulations, lbq account says how many there are"
+        )
     if cost is not None and 0 < cost.free < LEAST_FREE:
         yield (
             f"train.level_cost_above={t.level_cost_above:g} is next to nothing for {cost.synapses:,} MACs: give the "
