@@ -457,7 +457,7 @@ def test_figures_and_tables_as_files(call: Call, tmp_path: Path) -> None:
         (["nowhere"], "nowhere does not exist"),
         (["RUNS", "--format", "pdf"], "--format must be one of html, md, latex, csv, svg"),
         (["RUNS", "-o", "/dev/null/x.html"], "cannot write"),
-        (["RUNS", "--technology", "none.toml"], "none.toml cannot be read"),
+        (["RUNS", "--technology", "none.toml"], "cannot read none.toml"),
         (["RUNS", "--image", "none.png"], "none.png is not a file"),
         (["RUNS", "--image", "none.png", "--format", "md"], "--image is for the tour, which --format md does not have"),
         ([], "Missing argument"),

@@ -99,10 +99,7 @@ def _properties(network: IntegerNetwork, form: Form, source: Path | str | None) 
     }
     text = {name: v if isinstance(v, str) else json.dumps(v, sort_keys=True) for name, v in values.items()}
     if source is not None:
-        try:
-            text["lbq_sha256"] = files.sha256_of(source)
-        except OSError as error:
-            raise LbqError(f"{source} cannot be read: {error.strerror}; give the model.lbq of the network") from error
+        text["lbq_sha256"] = files.sha256_of(source, remedy="give the model.lbq of the network")
     return text
 
 

@@ -156,13 +156,13 @@ def json_of(path: Path | str, error: type[LbqError] = LbqError, remedy: str = RE
     return value
 
 
-def sha256_of(path: Path | str, error: type[LbqError] = LbqError) -> str:
+def sha256_of(path: Path | str, error: type[LbqError] = LbqError, remedy: str = RESTORE) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as reason:
-        raise error(_cannot_read(path, reason, RESTORE)) from reason
+        raise error(_cannot_read(path, reason, remedy)) from reason
 
 
 def lock(file: IO[str] | int, shared: bool = False) -> bool:
