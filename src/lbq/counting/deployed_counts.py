@@ -17,7 +17,7 @@ from lbq.counting.measurement import Measurement
 from lbq.counting.membranes import Membranes
 from lbq.counting.tally import Tallies
 from lbq.data.testset import TestSet
-from lbq.engine.engine import Network
+from lbq.engine.engine import Network, thread_count
 from lbq.engine.file.artefact import fingerprint
 from lbq.engine.output import Output
 from lbq.graph import INPUT
@@ -35,7 +35,8 @@ def measure(
 ) -> Measurement:
     """Counts of a deployed network on its own levels; accuracy where labels are known.
 
-    membranes: every n-th image of the set has its membranes watched; 0: none.
+    threads: of the CPU; default all processors of this process. membranes: every n-th image of the set has its membranes
+    watched; 0: none.
     """
     network = net.network
     histograms = Membranes(network)
@@ -47,7 +48,7 @@ def measure(
 
     def run(some: NDArray[np.uint8], watched: bool) -> Output:
         if not watched:
-            return net.run(some, "auto", count, threads, progress=progress)
+            return net.run(some, "auto", count, thread_count(threads), progress=progress)
         out = net.watch(some, histograms.add, count)
         if progress is not None:
             progress(len(out.logits))
