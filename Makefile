@@ -79,7 +79,7 @@ docs: .venv/.docs
 
 web: .venv/.web
 	@$(BIN)/lbq export models/digits_resnet8w16_t2_lbq.lbq --format web -o build/web/digits.html
-	@$(BIN)/lbq export models/cifar10_resnet8w16_t2_lbq.lbq --format web -o build/web/cifar10.html
+	@$(BIN)/lbq export models/cifar10_resnet14w32_t1_lbq.lbq --format web -o build/web/cifar10.html
 
 # make wheels TARGETS=all: for macOS and Windows too; make wheels-emulated: also run the aarch64 wheel, under qemu-user-static
 wheels: .venv/.wheels

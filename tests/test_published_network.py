@@ -26,6 +26,13 @@ LARGE = {  # by file: the record, the recipe, and how many of the first 64 test 
 }
 
 
+SMALL = (
+    "digits_resnet8w16_t2_lbq_20ep_s0",
+    "cifar10_resnet8w16_t2_lbq_8ep_s0",
+    "cifar10_resnet14w32_t1_lbq_34ep_s0",
+)
+
+
 def test_they_are_the_files_that_the_card_names() -> None:
     card = (MODELS / "README.md").read_text(encoding="utf-8")
     files = sorted(MODELS.glob("*.lbq"))
@@ -46,7 +53,7 @@ def test_the_large_networks_give_their_golden_levels(name: str) -> None:
     assert Config.load(ROOT / "configs" / "quick" / f"{recipe}.toml").hash == record["config_hash"]
 
 
-@pytest.mark.parametrize("name", ["digits_resnet8w16_t2_lbq_20ep_s0", "cifar10_resnet8w16_t2_lbq_8ep_s0"])
+@pytest.mark.parametrize("name", SMALL)
 def test_the_small_networks_are_those_of_their_records(name: str) -> None:
     net = engine.load(MODELS / f"{name.rsplit('_', 2)[0]}.lbq")
     assert net.verify("auto") == 8
