@@ -28,7 +28,7 @@ def some_images(count: int = 6, height: int = 4) -> Samples:
 
 @pytest.mark.parametrize("deviation", [0.0, math.nan])
 def test_pixels_that_are_all_the_same_cannot_be_normalised(deviation: float) -> None:
-    with pytest.raises(DataError, match="std must be above 0"):
+    with pytest.raises(DataError, match="x: every pixel of channel 1 has the same value"):
         Dataset(replace(INPUTS, std=(0.2, deviation, 0.2)), some_images(), some_images(), "here")
 
 
