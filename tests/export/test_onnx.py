@@ -319,7 +319,9 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = deployed("resnet8w2", shape=(3, 4, 4)).network
     with pytest.raises(LbqError, match="form must be one of sequence, step, got 'loop'"):
         onnx_model(net, "loop")  # type: ignore[arg-type]
-    with pytest.raises(LbqError, match="cannot read .*none.lbq: No such file or directory; give the model.lbq of the network"):
+    with pytest.raises(
+        LbqError, match="cannot read .*none.lbq: No such file or directory; give the model.lbq of the network"
+    ):
         write_onnx(net, tmp_path / "a.onnx", source=tmp_path / "none.lbq")
     with pytest.raises(LbqError, match="it is a folder"):
         write_onnx(net, tmp_path)
