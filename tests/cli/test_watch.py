@@ -185,6 +185,7 @@ def test_what_cannot_be_watched_is_one_line(call: Call, model: Path, recording: 
     for arguments, message in {
         (recording,): "watch takes a recording and a network, lbq watch FILE MODEL",
         ("--udp", 0, recording, model): "watch takes a recording and a network",
+        (model, recording): f"{model} is a network, and the recording comes first: lbq watch {recording} {model}",
         ("--udp", 0, model): "--udp: say how large the sensor is, such as --sensor 128x128",
         ("--udp", 0, model, "--sensor", "8x8", "--speed", 2): "--speed is for a recording",
         (recording, model): "say how long a frame is with --frame-ms",

@@ -54,6 +54,8 @@ def watch(
 
     if len(files) != (1 if udp is not None else 2):
         raise LbqError("watch takes a recording and a network, lbq watch FILE MODEL, or lbq watch --udp PORT MODEL")
+    if [file.suffix == ".lbq" for file in files] == [True, False]:
+        raise LbqError(f"{files[0]} is a network, and the recording comes first: lbq watch {files[1]} {files[0]}")
     if udp is not None and sensor is None:
         raise LbqError("--udp: say how large the sensor is, such as --sensor 128x128: events do not say it")
     if udp is not None and speed != 1:
