@@ -13,7 +13,7 @@ import pytest
 
 from lbq import deploy
 from lbq.counting.analysis import load
-from lbq.errors import LbqError, RunError
+from lbq.errors import LbqError, RunError, Stopped
 from lbq.measuring import measure
 from lbq.report.output import make, write_analysis
 from lbq.results import gather, result
@@ -273,6 +273,12 @@ def test_folders_appear_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="^cannot write .*/full/x: "), files.new_folder(tmp_path / "full") as partial:
         raise RunError(f"cannot write {partial}/x: the disk is full")
+    with (
+        pytest.raises(Stopped, match="^stopped; .*/run continues$") as stopped,
+        files.new_folder(tmp_path / "run") as partial,
+    ):
+        raise Stopped(f"stopped; {partial} continues", 143)
+    assert stopped.value.code == 143
     with pytest.raises(RunError, match="cannot write under"), files.new_folder(tmp_path / "file" / "run", RunError):
         pass
     with (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,7 +50,6 @@ class Network:
         self.network, self.golden, self._file = network, golden, file
         self._runner: Runner | None = None
         self._on_device: dict[str, Any] = {}
-        self._preparing = threading.Lock()  # of what is for a device
         self._stages: tuple[Network, ...] | None = None
 
     def __copy__(self) -> Network:
@@ -228,7 +226,7 @@ class Network:
             raise LbqError(
                 f"engine {device} needs PyTorch, which is not installed: pip install 'lbq[train]', or take engine auto"
             ) from error
-        with self._preparing:
+        with cuda.turn:
             if device not in self._on_device:
                 self._on_device[device] = GpuRunner(self.network, device)
             return self._on_device[device]

@@ -275,7 +275,8 @@ static int run_lists(struct run *r) {
     r->form = r->k->form_compressed && lbq_features() & LBQ_HAS_COMPRESS ? r->k->form_compressed : r->k->form;
     r->capacity = c->width * c->inputs + LBQ_SLACK;
     int64_t each = c->height * r->slots * r->capacity * (int64_t)sizeof(uint16_t);
-    int64_t together = min64(max64((int64_t)LIST_BYTES * r->threads / max64(each, 1), 1), r->total), rows = together * c->height;
+    int64_t together = min64(max64((int64_t)LIST_BYTES * r->threads / max64(each, 1), 1), r->total);
+    int64_t rows = together * c->height;
     size_t entries = (size_t)(rows * r->slots * r->capacity + c->kw * c->inputs + LBQ_SLACK); /* see gather */
     r->ids = malloc(entries * sizeof(uint16_t));
     r->ends = malloc((size_t)(rows * r->slots * (c->width + 1) + 1) * sizeof(int32_t));

@@ -102,7 +102,7 @@ def new_folder(path: Path | str, error: type[LbqError] = LbqError) -> Iterator[P
         shutil.rmtree(partial, ignore_errors=True)
         remove_folders(made)
         if isinstance(reason, LbqError) and str(partial) in str(reason):  # a name that nobody gave
-            raise type(reason)(str(reason).replace(str(partial), str(path))) from reason
+            reason.args = (str(reason).replace(str(partial), str(path)),)
         raise
 
 

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from functools import lru_cache
 from pathlib import Path
 
 LEAST_IMAGES = 64  # that engine `auto` takes a GPU for: to compile the kernels takes longer than a few images on a CPU
 DRIVERS = ("/proc/driver/nvidia", "/dev/kfd")  # of NVIDIA, and of AMD
+# Threads take turns to prepare networks and to run them, whichever they are: a network's pieces have their memory once, a graph
+# is recorded while nothing else is allocated, and PyTorch's precision is a setting of the process.
+turn = threading.RLock()
 
 
 @lru_cache(maxsize=1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from lbq.engine.attention import dense_products
 from lbq.engine.convolution import Counts
-from lbq.engine.cuda import plain
+from lbq.engine.cuda import plain, turn
 from lbq.engine.execution import OnLevels
 from lbq.engine.method import Choice
 from lbq.engine.output import Output
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
 MOST_IMAGES = 1024  # of a piece
 MOST_BYTES = 2**31 - 1  # of the levels of one layer: kernels count them in 32 bits
 MATRIX_VALUES_PER_PIECE = 2**27  # of the matrices that PyTorch multiplies at a time
-
-# Threads take turns, whatever network they run: a network's pieces have their memory once, and PyTorch's precision is a setting
-# of the process.
-_turn = threading.RLock()
 
 
 class GpuRunner:
@@ -102,7 +97,7 @@ class GpuRunner:
         self, x: NDArray[np.uint8], trace: bool | OnLevels = False, progress: Callable[[int], None] | None = None
     ) -> Output:
         """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events; trace as for the `Runner`. Threads take turns."""
-        with _turn, plain.tf32(self.device):
+        with turn, plain.tf32(self.device):
             if self.running:  # this thread's own: no other has the turn
                 raise LbqError("a function that is called during a run on a GPU cannot run the same network there")
             self.running = True
