@@ -44,7 +44,7 @@ TABLE_1: dict[str, tuple[Any, ...]] = {
 TIMESTEPS = {"imagenet": {1, 2}, "cifar10": {1, 2, 4}, "cifar100": {1, 2, 4}, "cifar10_dvs": {10}, "dvs_gesture": {16}}
 CLASSES = {
     "digits": 10, "cifar10": 10, "cifar100": 100, "imagenet": 1000, "cifar10_dvs": 10, "dvs_gesture": 11, "nmnist": 10,
-    "dvs_objects": 5, "arrays": 10,
+    "dvs_objects": 5, "arrays": 10, "folder": 10,
 }  # fmt: skip
 
 # The accuracies of Tables 2 to 5 and 7, by the file that trains them.

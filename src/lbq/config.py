@@ -92,6 +92,7 @@ class AugmentConfig(Section):
 
     shift: int = _at_least(0, 0)  # random shift in pixels, borders repeated
     crop: int = _at_least(0, 0)  # random crop after zero padding by this many pixels
+    min_area: float = _checked(0.08, "in (0, 1]", lambda v: 0 < v <= 1)  # smallest random crop of an image file
     flip: bool = False  # images, and event frames of `arrays`
     policy: str = _one_of("", "", "cifar10", "imagenet")  # AutoAugment
     cutout: int = _at_least(0, 0)  # side of the erased square, in pixels
@@ -164,7 +165,7 @@ FORMER_STEP = "2 / n_max"
 
 # settings that came later, and their defaults
 LATER: dict[str, dict[str, Any]] = {
-    "augment": {"plain_epochs": 0},
+    "augment": {"plain_epochs": 0, "min_area": 0.08},
     "data": {"limit": 0},
     "neuron": {"step": FORMER_STEP},
     "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},

@@ -242,6 +242,9 @@ def test_random_crops_have_the_usual_distribution() -> None:
     assert largest[:2].max() < 0.12  # tails of the position are thin
     assert largest[2:].max() < 0.05
     assert np.abs(boxes.mean(0) - theirs.mean(0)).max() < 6
+    shares = np.prod([image_files.crop_box(300, 400, seed, 0.5)[2:] for seed in range(1000)], axis=1) / 120_000
+    assert 0.49 < shares.min() < 0.52
+    assert shares.max() > 0.95
     assert image_files.crop_box(10, 1000, 5) == (0, 493, 10, 13)  # nothing fits: the centre, 4/3
     assert image_files.crop_box(1000, 12, 5) == (492, 0, 16, 12)
 

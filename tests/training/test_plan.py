@@ -35,6 +35,7 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("train.tet_weight=0.5", "train.tet_weight has no effect with train.loss=ce"),
         ("train.tet_weight=0.5 train.loss=tet", None),
+        ("augment.min_area=0.5", "augment.min_area has no effect with data.name=digits, which holds no image files"),
         ("augment.mix_prob=0.5", "augment.mix_prob has no effect without augment.mixup or augment.cutmix"),
         ("augment.mix_prob=0.5 augment.cutmix=1", None),
         ("augment.plain_epochs=1", "augment.plain_epochs has no effect without augment.policy, cutout, events, mixup"),

@@ -233,8 +233,8 @@ class EventSource(Source):
 class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
     """Image files decoded, cropped and scaled in worker processes."""
 
-    def __init__(self, split: FileSplit, size: int, crops: Crops) -> None:
-        self.split, self.size, self.crops = split, size, crops
+    def __init__(self, split: FileSplit, size: int, crops: Crops, min_area: float) -> None:
+        self.split, self.size, self.crops, self.min_area = split, size, crops, min_area
 
     def __getitem__(self, number: int) -> tuple[Tensor, int, int]:
         path = self.split.path(number)
@@ -242,7 +242,7 @@ class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
             image = load_eval(path, round(self.size * EVAL_RATIO), self.size)
         else:
             seed, epoch = self.crops
-            image = load_train(path, self.size, key(seed, "crop", epoch, number))
+            image = load_train(path, self.size, key(seed, "crop", epoch, number), self.min_area)
         return torch.from_numpy(image), int(self.split.labels[number]), number
 
 
@@ -263,7 +263,7 @@ class FolderSource(Source):
                 f"augment.crop, shift and events do not apply to {d.name}: its crops are random and resized"
             )
         index = scan_files(d.name, d.root)
-        self.index, self.workers, self.side = index, d.workers, d.size or 224
+        self.index, self.workers, self.side, self.min_area = index, d.workers, d.size or 224, a.min_area
         _check_cutout(a.cutout, self.side, d.name)
         counts, labels = f"{len(index.train)} + {len(index.test)}", fingerprint(index.train.labels, index.test.labels)
         about = {"dataset": d.name, "source": str(index.root), "images": counts, "labels": labels}
@@ -274,7 +274,7 @@ class FolderSource(Source):
 
     def _load(self, split: Split, batches: Numbers, crops: Crops) -> Iterator[Loaded]:
         loader = torch.utils.data.DataLoader(
-            _Decoder(self.index.train if split == "train" else self.index.test, self.side, crops),
+            _Decoder(self.index.train if split == "train" else self.index.test, self.side, crops, self.min_area),
             batch_sampler=[numbers.tolist() for numbers in batches],
             num_workers=min(self.workers, cpus()),  # torch warns of more workers than processors
             pin_memory=self.device.type == "cuda",

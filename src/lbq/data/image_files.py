@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # recognised by content: ImageNet has a PNG that is called .JPEG
 MAX_PIXELS = 1 << 26  # 8,192 x 8,192
-CROP_AREA = (0.08, 1.0)  # a random crop's share of the image's area
+MIN_AREA = 0.08  # of a random crop, as a share of the image's area
 CROP_RATIO = (3 / 4, 4 / 3)  # its width by its height
 CROP_TRIES = 10
 HASHED_FILES = 500  # of each part, whose first bytes go into the checksum
@@ -122,7 +122,7 @@ def load_eval(path: Path | Member, resize: int, crop: int, upright: bool = False
     return _array(scaled.crop((left, top, left + crop, top + crop)))
 
 
-def load_train(path: Path | Member, size: int, seed: int) -> NDArray[np.uint8]:
+def load_train(path: Path | Member, size: int, seed: int, min_area: float = MIN_AREA) -> NDArray[np.uint8]:
     """The image in `path` for training: the random crop that `seed` chooses (see `crop_box`), as `[3, size, size]`.
 
     The crop is chosen first, so that a JPEG is decoded only as large as leaves the crop `size` pixels or more.
@@ -130,7 +130,7 @@ def load_train(path: Path | Member, size: int, seed: int) -> NDArray[np.uint8]:
     bilinear = _pillow().Resampling.BILINEAR
     with _opened(path) as image:
         width, height = image.size
-        top, left, crop_height, crop_width = crop_box(height, width, seed)
+        top, left, crop_height, crop_width = crop_box(height, width, seed, min_area)
         box = (left, top, left + crop_width, top + crop_height)
         shrink = min(crop_height, crop_width) // size
         if shrink > 1 and (reduced := image.draft(None, (width // shrink, height // shrink))) is not None:
@@ -140,16 +140,16 @@ def load_train(path: Path | Member, size: int, seed: int) -> NDArray[np.uint8]:
         return _array(_rgb(image).crop(box).resize((size, size), bilinear))
 
 
-def crop_box(height: int, width: int, seed: int) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random crop: 8 to 100 % of the area, 3/4 to 4/3 as wide as high.
+def crop_box(height: int, width: int, seed: int, min_area: float = MIN_AREA) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random crop: `min_area` to all of the area, 3/4 to 4/3 as wide as high.
 
     Area and the logarithm of the ratio are uniform. A crop that does not fit is drawn again; after ten tries it is the
-    largest central crop of an allowed ratio. Size and seed alone decide.
+    largest central crop of an allowed ratio. Size, seed and `min_area` alone decide.
     """
     draws = np.random.default_rng(seed).random((CROP_TRIES, 4))
     low, high = math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])
     for share, shape, down, right in draws.tolist():
-        area = height * width * (CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * share)
+        area = height * width * (min_area + (1.0 - min_area) * share)
         ratio = math.exp(low + (high - low) * shape)
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:

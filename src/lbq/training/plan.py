@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lbq.config import Config
-from lbq.data.registry import EVENTS
+from lbq.data.registry import EVENTS, REGISTRY
 from lbq.deploy import lower
 from lbq.errors import ConfigError, GraphError, TooSmall
 from lbq.graph.rewrites import check_products
@@ -119,6 +119,8 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         yield f"train.tet_weight has no effect with train.loss={t.loss}"
     if t.new_head and not t.init_from:
         yield "train.new_head has no effect without train.init_from"
+    if a.min_area != usual.augment.min_area and REGISTRY[config.data.name].kind != "files":
+        yield f"augment.min_area has no effect with data.name={config.data.name}, which holds no image files"
     if not (a.mixup or a.cutmix) and a.mix_prob != usual.augment.mix_prob:
         yield "augment.mix_prob has no effect without augment.mixup or augment.cutmix"
     ended = a.policy or a.cutout or a.events or a.mixup or a.cutmix  # by plain epochs
