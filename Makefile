@@ -33,7 +33,7 @@ pytest: .venv/.dev
 # A process for each file, JOBS at a time, as most of the time is the compiling of kernels.
 JOBS ?= 8
 GPU_TESTS := $(wildcard tests/kernels/gpu/test_*.py tests/kernels/test_*.py) tests/training/test_cuda_graph.py tests/engine/test_gpu_engine.py \
-  tests/engine/test_attention.py tests/engine/test_engine.py
+  tests/engine/test_attention.py tests/engine/test_engine.py tests/engine/test_threads.py
 test-gpu:
 	@$(PYTHON) -c "import torch; torch.cuda.is_available() or exit('$(PYTHON): its PyTorch sees no GPU; name another one: make test-gpu PYTHON=...')"
 	@$(MAKE) --no-print-directory -k -j$(JOBS) --output-sync $(addprefix on-gpu/,$(GPU_TESTS))
