@@ -234,7 +234,10 @@ class Config:
     @classmethod
     def load(cls, path: Path | str, changes: Iterable[str] = ()) -> Config:
         """The configuration of a TOML file, or of a record, with `key=value` changes laid over it."""
-        tree = _with_former_step(_recorded(Path(path)) if Path(path).suffix == ".json" else toml.read(path))
+        path = files.path_of(path, "path", "give a TOML file, or a record")
+        if isinstance(changes, str | Mapping):
+            raise ValueError('changes must be a list of "key=value", such as ["train.epochs=3"]')
+        tree = _with_former_step(_recorded(path) if path.suffix == ".json" else toml.read(path))
         over = toml.overrides(changes)
         neuron = over.get("neuron")
         if isinstance(neuron, Mapping) and "name" in neuron:  # the file's name is of another neuron

@@ -31,10 +31,11 @@ from lbq.deploy import deploy_run
 from lbq.deploy.deploy import test_set
 from lbq.errors import ConfigError, DataError
 from lbq.measuring.measure import measure
+from lbq.training.job import train
 from lbq.training.trainer import Trainer
 from tests.support import aedat_writer as writer
 from tests.support import small_runs
-from tests.support.reading import real
+from tests.support.reading import real, refused
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,25 @@ def test_workers_change_nothing(pictures: Path) -> None:
     check_equal(*results)
     again = list(FolderSource(folder_config(pictures), torch.device("cpu")).train_batches(batches, 5, 1))
     assert not torch.equal(again[0][0], results[0][0][0])  # another epoch crops otherwise
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals do not end processes there")
+def test_a_worker_that_was_killed_is_one_line(pictures: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As systems do that run out of memory."""
+    trainer = os.getpid()
+
+    def killed(*_: Any) -> Any:
+        assert os.getpid() != trainer
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(sources, "load_train", killed)
+    config = folder_config(pictures)
+    config = replace(config, data=replace(config.data, workers=1))
+    with refused(r"a process that decodes images was killed.*: lower data.workers \(now 1\), or data.size"):
+        list(open_source(config).train_batches([torch.tensor([0])], 0, 0))
+    with refused("a process that decodes images was killed"):
+        train(config, tmp_path / "run")
+    assert sources.lost_worker(RuntimeError("shapes differ"), 1) is None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals do not end processes there")

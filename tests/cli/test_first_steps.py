@@ -144,7 +144,8 @@ def test_a_report_without_a_table_is_refused(call: Call, model: Path, tmp_path: 
 
 def test_predict_takes_folders_and_arrays(call: Call, model: Path, network: IntegerNetwork, images: Path) -> None:
     names = [str(images / name) for name in ("a.png", "c.npy", "more/b.PNG")]
-    answer = call.json("predict", model, images, "--top", "2")
+    with pytest.warns(UserWarning, match=r"1 of 4 files are left out, .*\(.txt\)"):
+        answer = call.json("predict", model, images, "--top", "2")
     assert list(answer) == names
     assert answer == call.json("predict", model, *names, "--top", "2")
     assert all(len(classes) == 2 for classes in answer.values())
@@ -158,6 +159,16 @@ def test_predict_takes_folders_and_arrays(call: Call, model: Path, network: Inte
         assert list(rankings) == [f"{images / file}[{i}]" for i in range(len(x))]
         first = [classes[0]["logit"] for classes in rankings.values()]
         np.testing.assert_array_equal(first, logits.max(1))
+
+
+def test_what_predict_leaves_out_is_said(call: Call, model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", pixels(1, 8, 8))
+    for name in ("notes.txt", "x.TIF", "y.tif", "Makefile", ".hidden.png"):
+        (tmp_path / name).write_text("")
+    with pytest.warns(
+        UserWarning, match=r"4 of 5 files are left out, as neither images nor .npy \(.tif, .txt, Makefile\)$"
+    ):
+        assert list(classify(lbq.engine.load(model), tmp_path)) == [str(tmp_path / "x.npy")]
 
 
 def test_what_predict_cannot_read_is_named(call: Call, model: Path, network: IntegerNetwork, tmp_path: Path) -> None:
@@ -184,8 +195,10 @@ def test_event_frames_by_folder(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", frames[0])
     np.savez(tmp_path / "all.npz", images=frames)
     logits = net.run(frames.swapaxes(0, 1)).logits.max(1)
-    for path, expected in ((tmp_path, logits[:1]), (tmp_path / "all.npz", logits)):
+    for path, expected in ((tmp_path / "one.npy", logits[:1]), (tmp_path / "all.npz", logits)):
         assert [classes[0]["logit"] for classes in classify(net, [path]).values()] == expected.tolist()
+    with pytest.warns(UserWarning, match=r"1 of 2 files are left out, .*\(.npz\)"):
+        assert classify(net, [tmp_path]) == classify(net, [tmp_path / "one.npy"])
 
 
 def test_the_preprocessing_of_predict_is_a_function(network: IntegerNetwork, images: Path) -> None:

@@ -119,9 +119,25 @@ def test_every_mode_becomes_rgb(tmp_path: Path) -> None:
     near(clear, np.asarray(palette.convert("RGB")).transpose(2, 0, 1).astype(int), 0)
     renamed = (tmp_path / "rgb.png").rename(tmp_path / "really_png.JPEG")  # as one image of ImageNet
     near(renamed, expected, 0)
+
+
+def test_images_are_turned_upright(tmp_path: Path) -> None:
+    """In training, in testing and by `lbq predict` alike. What EXIF that cannot be read says is not known."""
+    image = picture(160, 200)
+    flat = saved(tmp_path / "flat.png", Image.fromarray(image))
     exif = Image.Exif()
-    exif[0x0112] = 6  # "rotate": ignored
-    near(saved(tmp_path / "turned.jpg", rgb, quality=100, subsampling=0, exif=exif), expected, 6)
+    exif[0x0112] = 6  # to be shown turned right by a quarter
+    turned = Image.fromarray(np.rot90(image))
+    png = saved(tmp_path / "turned.png", turned, exif=exif)
+    jpeg = saved(tmp_path / "turned.jpg", turned, exif=exif, quality=98, subsampling=0)
+    broken = saved(tmp_path / "broken.jpg", Image.fromarray(image), exif=b"Exif\0\0no TIFF", quality=98, subsampling=0)
+    reads = [partial(image_files.load_eval, resize=64, crop=64)]
+    reads += [partial(image_files.load_train, size=32, seed=seed) for seed in range(5)]
+    for read in reads:
+        expected = read(flat)
+        assert np.array_equal(read(png), expected)
+        for path in (jpeg, broken):
+            assert np.abs(read(path).astype(int) - expected).max() < 12
 
 
 def test_broken_images_are_named(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from lbq.data.digits import load_digits
 from lbq.data.testset import open_test
 from lbq.data.user_arrays import load_own
 from lbq.errors import ConfigError, DataError
+from lbq.training.fit import check_fit
 from tests.support import aedat_writer as writer
 from tests.support.commands import Call, status
 from tests.support.paths import ROOT
@@ -66,6 +67,16 @@ def test_a_narrow_image_is_none_with_its_channels_last(tmp_path: Path) -> None:
     signals = RNG.integers(0, 256, (7, 8, 16, 1), np.uint8)
     data = load_own(write(tmp_path, signals))
     assert np.array_equal(data.train.images, signals)
+
+
+def test_channels_that_seem_to_be_last_are_pointed_at(tmp_path: Path) -> None:
+    write(tmp_path, RNG.integers(0, 256, (7, 8, 16, 3), np.uint8))
+    arguments = {"model": {"in_channels": 3, "num_classes": 3}, "data": {"name": "arrays", "root": str(tmp_path)}}
+    config = Config.from_dict({**arguments, "train": {"batch_size": 2}})
+    with pytest.raises(
+        ConfigError, match=r"must be 8 for arrays, got 3; if channels are the last axis .*\(0, 3, 1, 2\)"
+    ):
+        check_fit(config, open_source(config), 1)
 
 
 def test_names_of_classes(tmp_path: Path) -> None:
@@ -132,7 +143,7 @@ def test_images_stay_on_the_disk_without_a_warning(tmp_path: Path) -> None:
         (IMAGES[:, 0], LABELS, r"add the axis of channels, images\[:, None\]"),
         (SQUARE.transpose(0, 2, 3, 1), LABELS, r"channels last: give images.transpose\(0, 3, 1, 2\)"),
         (FRAMES.transpose(0, 1, 3, 4, 2), LABELS, r"channels last: give images.transpose\(0, 1, 4, 2, 3\)"),
-        (IMAGES[:0], LABELS[:0], r"not uint8 \[0, 3, 6, 5\]"),
+        (IMAGES[:0], LABELS[:0], r"not uint8 \[0, 3, 6, 5\]: it holds no image"),
         (IMAGES, LABELS[:6], r"'labels' must be 7 whole numbers from 0.*int64 \[6\]"),
         (IMAGES, LABELS[:, None], "'labels' must be 7 whole numbers"),
         (IMAGES, LABELS[:0], r"'labels' must be 7 whole numbers from 0.*int64 \[0\]"),

@@ -167,7 +167,12 @@ REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
     (then("conv2", "same"), {"same": nn.Identity()}, "read a neuron's output"),
     (lambda m, x: mean_logits(m, m.sn(over_time(stem(m, x), m.conv2))), {}, "'sn' is used twice"),
     (lambda m, x: stem(m, x), {}, "average its logits"),
-    (lambda m, x: (stem(m, x), x), {}, "must return one tensor, the current"),
+    (lambda m, x: (stem(m, x), x), {}, "must return one tensor, .*: of several heads return one"),
+    (
+        lambda m, x: torch.cat([mean_logits(m, stem(m, x))] * 2, -1),
+        {},
+        "can be joined: .*; of several heads return one",
+    ),
     (lambda m, x: mean_logits(m, stem(m, x + m.fc.bias.sum())), {}, "bare parameter"),
     (
         lambda m, x: mean_logits(m, stem(m, 2 * x - 1)),

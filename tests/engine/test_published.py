@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lbq import engine
+import lbq
+from lbq import engine, export
+from lbq.config import Config
 from lbq.engine import published
 from lbq.errors import ArtefactError
 from tests.support.commands import Call
@@ -67,6 +71,24 @@ def test_what_is_no_network_is_refused_in_one_line(own: Path, call: Call) -> Non
     assert "deploy it first, `lbq deploy 'm ine' -o model.lbq`" in call.refused("run", "m ine")
     Path("empty/model.lbq").touch()
     assert "empty is a run folder, not a deployed network: give empty/model.lbq" in call.refused("run", "empty")
+
+
+def test_what_is_no_path_or_no_network_is_named(tmp_path: Path) -> None:
+    network = deployed("one-block", shape=(3, 8, 8))
+    calls: list[Any] = [engine.load, partial(export.export, out=tmp_path / "c")]
+    for call in calls:
+        with pytest.raises(
+            ValueError, match=r"^name_or_path must be a path, got Network: give a file, as lbq.engine.save"
+        ):
+            call(network)
+    with pytest.raises(ValueError, match="^run must be a path, got int: a run folder is needed"):
+        lbq.load(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^network must be what lbq.deploy or lbq.engine.load gives, got str"):
+        engine.save(network, "x.lbq")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="^path must be a path, got NoneType: give a TOML file"):
+        Config.load(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='^changes must be a list of "key=value"'):
+        Config.load(tmp_path / "x.toml", "train.epochs=3")
 
 
 def test_nothing_is_listed_where_nothing_is(monkeypatch: pytest.MonkeyPatch, call: Call) -> None:

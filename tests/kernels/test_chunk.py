@@ -247,3 +247,16 @@ def test_the_example_of_the_page_on_speed_learns(capsys: pytest.CaptureFixture[s
     errors = re.fullmatch(r"mean squared error ([\d.]+), then ([\d.]+)\n", capsys.readouterr().out)
     assert errors is not None
     assert float(errors[2]) < float(errors[1]) / 3
+
+
+@pytest.mark.parametrize("name", ["burst", "plif_gain"])
+def test_a_state_of_inference_mode_goes_on_in_training(name: str, kernel: str) -> None:
+    neuron = NEURONS[name]().to(DEVICES.get(kernel, "cpu"))
+    x = currents(5, 2, 5, 7).to(neuron.step.device)
+    with torch.inference_mode():
+        _, state = neuron.forward_chunk(x[:2])
+    _, other = neuron.forward_chunk(x[:2])
+    ours, theirs = (neuron.forward_chunk(x[2:], before)[0] for before in (state, other))
+    assert torch.equal(ours, theirs)
+    ours.sum().backward()
+    neuron.forward_step(x[2], state)[0].sum().backward()

@@ -186,8 +186,12 @@ def test_misuse_of_time_is_refused() -> None:
     x = torch.randn(2, 3, 8, 8)
     with pytest.raises(ValueError, match="^timesteps must be given"):
         models.over_time(x, nn.Conv2d(3, 4, 3))
-    with pytest.raises(ValueError, match="^layers must not hold a neuron"):
+    with pytest.raises(ValueError, match=r"^layers must not hold a neuron, .*: call Sequential on \[T, B, ...\]$"):
         models.over_time(x, nn.Sequential(nn.Conv2d(3, 4, 3), BurstNeuron()), timesteps=2)
+    with pytest.raises(TypeError, match="^x must be a tensor, got ndarray"):
+        models.over_time(x.numpy(), nn.Conv2d(3, 4, 3), timesteps=2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="^layers must be modules or functions, got int"):
+        models.over_time(x, 3, timesteps=2)  # type: ignore[arg-type]
 
 
 def test_functions_and_signals_over_time() -> None:

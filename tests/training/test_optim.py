@@ -120,6 +120,11 @@ def test_steps_form_a_group_of_their_own_where_they_alone_decay() -> None:
     assert all(made[role] == plain[role] for made in (step, all_of_them) for role in ("weights", "norms"))
     with pytest.raises(ValueError, match="neuron_decay must be one of none, step, all, got 'rho'"):
         optim.parameter_groups(net, 0.1, neuron_decay="rho")
+    for decay in (-1, float("nan"), "0.1", None):
+        with pytest.raises(ValueError, match="^weight_decay must be a number >= 0, got "):
+            optim.parameter_groups(net, decay)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^net must be a torch.nn.Module, got list"):
+        optim.parameter_groups([net], 0.1)  # type: ignore[arg-type]
 
 
 def test_the_parameters_of_a_parametrised_step_decay_with_steps() -> None:

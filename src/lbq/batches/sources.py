@@ -253,6 +253,17 @@ def _ignore_stops(_: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def lost_worker(error: RuntimeError, workers: int) -> DataError | None:
+    """What to say of this error of PyTorch's if a decoding process was killed, as systems without memory do. It may come out
+    of any line, since a signal brings it."""
+    if not str(error).startswith("DataLoader worker"):
+        return None
+    return DataError(
+        f"a process that decodes images was killed, perhaps for want of memory: lower data.workers (now {workers}), or "
+        "data.size"
+    )
+
+
 class FolderSource(Source):
     """Image files in class folders or tar shards, decoded by workers; the rest happens on the device."""
 
@@ -283,6 +294,10 @@ class FolderSource(Source):
         try:
             for x, y, numbers in loader:
                 yield tuple(t.to(self.device, non_blocking=True) for t in (x, y, numbers))
+        except RuntimeError as error:
+            if lost := lost_worker(error, self.workers):
+                raise lost from None
+            raise
         except DataError as error:  # a worker's error has its traceback in the text
             error.__traceback__ = None  # its frames would keep the workers, which would hold up the end of the process
             raise DataError(str(error).rsplit("DataError: ", 1)[-1].strip()) from None

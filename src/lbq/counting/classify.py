@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from lbq.graph.integer import IntegerNetwork
 
 BATCH = 64  # inputs that run together
 READ = (*EXTENSIONS, ".npy")  # what is taken from a folder
+MOST_KINDS = 5  # of other files, that a warning names
 
 Named = tuple[str, NDArray[np.uint8]]
 
@@ -30,9 +32,14 @@ def read_inputs(path: Path | str, network: IntegerNetwork) -> Iterator[Named]:
     """
     path = Path(path)
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in READ and p.is_file())
+        found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        files = [p for p in found if p.suffix.lower() in READ]
         if not files:
             raise DataError(f"{path} holds no images and no .npy files ({', '.join(READ)}): give another folder")
+        if others := len(found) - len(files):
+            kinds = ", ".join(sorted({p.suffix.lower() or p.name for p in found} - {*READ})[:MOST_KINDS])
+            left = f"{others} of {len(found)} files are left out, as neither images nor .npy ({kinds})"
+            warnings.warn(f"{path}: {left}", stacklevel=2)
         for file in files:
             yield from read_inputs(file, network)
     elif path.suffix == ".npz":

@@ -171,7 +171,7 @@ def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
     if not path.is_file():
         raise DataError(f"{path} is not a file: give an image")
     side, files = shape[1], network.dataset.get("name") in FILES
-    image = load_eval(path, round(side * EVAL_RATIO) if files else side, side, upright=True).astype(np.float64)
+    image = load_eval(path, round(side * EVAL_RATIO) if files else side, side).astype(np.float64)
     if shape[0] == 1:
         red, green, blue = (weight * channel for weight, channel in zip(LUMA, image, strict=True))
         image = ((red + green) + blue)[None]  # in this order everywhere, in exported pages too

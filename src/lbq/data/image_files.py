@@ -1,7 +1,7 @@
 """Image files: where each lies, on the disk or inside a shard, and how it is decoded.
 
-NumPy, and Pillow, imported when the first image is opened. Images are uint8 `[3, H, W]`, RGB. EXIF orientation is ignored,
-as in the usual ImageNet pipelines, unless `upright` asks for it.
+NumPy, and Pillow, imported when the first image is opened. Images are uint8 `[3, H, W]`, RGB, turned as their EXIF
+orientation says.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ MAX_PIXELS = 1 << 26  # 8,192 x 8,192
 MIN_AREA = 0.08  # of a random crop, as a share of the image's area
 CROP_RATIO = (3 / 4, 4 / 3)  # its width by its height
 CROP_TRIES = 10
+ORIENTATION, TURNED = 0x0112, range(2, 9)  # the EXIF tag, and its values of images that do not lie as they are stored
 HASHED_FILES = 500  # of each part, whose first bytes go into the checksum
 HASHED_BYTES = 1 << 20  # of each of them
 
@@ -98,18 +100,13 @@ class FileIndex:
         return digest.hexdigest()
 
 
-def load_eval(path: Path | Member, resize: int, crop: int, upright: bool = False) -> NDArray[np.uint8]:
+def load_eval(path: Path | Member, resize: int, crop: int) -> NDArray[np.uint8]:
     """The image in `path` for testing, `[3, crop, crop]`: the centre, after the shorter side was scaled to `resize` pixels.
 
     Scaling is bilinear with anti-aliasing. A JPEG gives what its pixels in any other format give.
-    upright: turn the image as its EXIF orientation says.
     """
     with _opened(path) as source:
-        if upright:
-            from PIL import ImageOps
-
-            source = ImageOps.exif_transpose(source)
-        image = _rgb(source)
+        image = _rgb(_upright(source))
     short = min(image.size)
     width, height = (side * resize // short for side in image.size)
     if width * height > MAX_PIXELS:
@@ -128,7 +125,8 @@ def load_train(path: Path | Member, size: int, seed: int, min_area: float = MIN_
     The crop is chosen first, so that a JPEG is decoded only as large as leaves the crop `size` pixels or more.
     """
     bilinear = _pillow().Resampling.BILINEAR
-    with _opened(path) as image:
+    with _opened(path) as source:
+        image = _upright(source)
         width, height = image.size
         top, left, crop_height, crop_width = crop_box(height, width, seed, min_area)
         box = (left, top, left + crop_width, top + crop_height)
@@ -198,6 +196,21 @@ def _opened(path: Path | Member) -> Iterator[Image]:
     except Exception as error:  # Pillow's decoders raise almost anything on a broken file
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{path} cannot be decoded as {', '.join(FORMATS)} ({reason}): convert or remove it") from error
+
+
+def _upright(image: Image) -> Image:
+    """`image` turned as its EXIF orientation says; itself where there is none, or none that can be read."""
+    try:
+        with warnings.catch_warnings():  # of broken EXIF
+            warnings.simplefilter("ignore")
+            orientation = image.getexif().get(ORIENTATION)
+    except Exception:  # Pillow raises almost anything on broken EXIF, and the pixels may be whole
+        return image
+    if orientation not in TURNED:
+        return image
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
 
 
 def _rgb(image: Image) -> Image:

@@ -111,6 +111,8 @@ def _check_images(images: NDArray[Any], where: Path) -> None:
     if images.dtype != np.uint8 or images.ndim not in (4, 5) or not images.size:
         hint = ": add the axis of channels, images[:, None]" if images.ndim == 3 else ""
         hint = bytes_hint(images) or hint
+        if not images.size:
+            hint = ": it holds no image"
         raise DataError(
             f"{where}: 'images' must be uint8 [N, C, H, W], or [N, T, C, H, W] for events, not {images.dtype} "
             f"{list(images.shape)}{hint}"

@@ -299,5 +299,7 @@ def load(name_or_path: Path | str) -> Network:
 
 def save(path: Path | str, network: Network) -> int:
     """Write a network's file; return its size in bytes."""
+    if not isinstance(network, Network):
+        raise ValueError(f"network must be what lbq.deploy or lbq.engine.load gives, got {type(network).__name__}")
     network.check_file()
     return artefact.save(path, network.network, network.golden)

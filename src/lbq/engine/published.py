@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from lbq.errors import ArtefactError, nearest
+from lbq.system import files
 
 FILE, CONFIG = "model.lbq", "config.json"  # in a folder that `lbq models export` wrote; a run folder has no config.json
 INSTALLED = Path(__file__).parent / "published"  # which setup.py fills
@@ -49,7 +50,9 @@ def is_deployed(path: Path) -> bool:
 
 def resolve(name_or_path: Path | str) -> Path:
     """The file of a network: `name_or_path` is a name of `lbq models`, a file, or a folder for a hub."""
-    path = Path(name_or_path)
+    path = files.path_of(
+        name_or_path, "name_or_path", "give a file, as lbq.engine.save writes it, or a name of lbq models"
+    )
     if path.is_dir():
         if (path / "config.toml").is_file() and not (path / CONFIG).is_file():
             inside = (path / FILE).is_file()

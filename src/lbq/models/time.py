@@ -20,6 +20,8 @@ def fold_time(x: Tensor, spatial: int = 3) -> Tensor:
     """`[T, B, ...]` to `[T * B, ...]`; a static batch `[B, ...]` (one dimension fewer) passes unchanged."""
     if (traced := traced_leaf(fold_time, x, spatial)) is not None:
         return traced
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
     if x.dim() not in (spatial + 1, spatial + 2):
         behind = {1: "F", 2: "C, L", 3: "C, H, W"}.get(spatial, f"{spatial} more")
         raise ValueError(
@@ -66,7 +68,10 @@ def over_time(
     y = fold_time(x, spatial)
     for layer in layers:
         if isinstance(layer, nn.Module) and any(isinstance(module, SpikingNeuron) for module in layer.modules()):
-            raise ValueError(f"layers must not hold a neuron, which needs time in front: call {layer} on [T, B, ...]")
+            name = type(layer).__name__
+            raise ValueError(f"layers must not hold a neuron, which needs time in front: call {name} on [T, B, ...]")
+        if not callable(layer):
+            raise TypeError(f"layers must be modules or functions, got {type(layer).__name__}")
         y = layer(y)
     return unfold_time(y, x, timesteps, spatial)
 

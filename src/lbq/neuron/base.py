@@ -179,10 +179,10 @@ class SpikingNeuron(nn.Module, ABC):
         if not torch.compiler.is_compiling() and not self.origin_seen:
             look(self, x)
 
-    def check_state(self, x: Tensor, state: BurstState | None) -> None:
-        """Refuse a state that does not belong before `x` [T, B, ...]."""
+    def checked_state(self, x: Tensor, state: BurstState | None) -> BurstState | None:
+        """`state`, where it belongs before `x` [T, B, ...]; one of inference mode as a copy that gradients may read."""
         if state is None:
-            return
+            return None
         if not isinstance(state, BurstState):
             raise TypeError(f"state must be what forward_chunk or forward_step returned, got {type(state).__name__}")
         if state.pending is not None and not self.rule.delayed:
@@ -194,6 +194,9 @@ class SpikingNeuron(nn.Module, ABC):
                     f"state.{name} must be {expected[0]} {expected[1]} on {expected[2]} for this x, "
                     f"got {tuple(value.shape)} {value.dtype} on {value.device}"
                 )
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not state.v.is_inference():
+            return state
+        return BurstState(state.v.clone(), None if state.pending is None else state.pending.clone())
 
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
         """Of the membranes that `x` [T, B, ...] drives."""
@@ -240,7 +243,7 @@ class SpikingNeuron(nn.Module, ABC):
 
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
         """One timestep of current `x` [B, ...]; pass the returned state to the next call, None at the start."""
-        self.check_state(self.check_input(x[None]), state)
+        state = self.checked_state(self.check_input(x[None]), state)
         current = x.to(compute_dtype(x))
         emission, after = burst_step(current, state, self.constants(x[None]), self.rule)
         if after.v is current:  # whoever reads a stream into one buffer would change the membrane
@@ -254,7 +257,7 @@ class SpikingNeuron(nn.Module, ABC):
         truncated backpropagation through time: gradients stop at both ends of a chunk, for which the given state is a
         constant; `forward` over the whole sequence has them all.
         """
-        self.check_state(self.check_input(x), state)
+        state = self.checked_state(self.check_input(x), state)
         return burst_chunk(x, self.constants(x), self.rule, state)
 
     @torch.no_grad()

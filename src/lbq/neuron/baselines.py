@@ -283,7 +283,7 @@ class MLF(SpikingNeuron):
         return torch.stack(outputs) if outputs else x.clone(), state
 
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
-        self.check_state(self.check_input(x[None]), state)
+        state = self.checked_state(self.check_input(x[None]), state)
         out, after = self._run(x[None], state)
         assert after is not None
         return out[0], after
@@ -292,7 +292,7 @@ class MLF(SpikingNeuron):
         return (self.n_max, *x.shape[1:])
 
     def forward_chunk(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
-        self.check_state(self.check_input(x), state)
+        state = self.checked_state(self.check_input(x), state)
         out, after = self._run(x, None if state is None else state.detach())
         return out, None if after is None else after.detach()
 

@@ -74,6 +74,8 @@ class SteppedNeuron(SpikingNeuron):
     def step(self, value: float | Tensor) -> None:
         """One number, or one for each channel."""
         wrong = f"step must be above {LEAST_STEP:g} and finite, one number or one per channel, got {value!r}"
+        if isinstance(value, bool):
+            raise TypeError(wrong)
         try:
             steps = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
         except (TypeError, ValueError, RuntimeError) as error:

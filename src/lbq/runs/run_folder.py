@@ -172,7 +172,8 @@ def write_weights(folder: Path, state: Mapping[str, Tensor]) -> str:
 
 def check_folder(run: Path | str, *needed: str) -> Path:
     """The folder of a run. Where it lacks a needed file, the error says what is wrong and what to do."""
-    folder, remedy = Path(run), "give one that `lbq demo` or `lbq train` wrote"
+    remedy = "give one that `lbq demo` or `lbq train` wrote"
+    folder = files.path_of(run, "run", f"a run folder is needed, {remedy}")
     if not folder.exists():
         raise RunError(f"{folder} does not exist: a run folder is needed, {remedy}")
     if folder.suffix == ".lbq":

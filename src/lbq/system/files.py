@@ -29,6 +29,13 @@ ABANDONED_SECONDS = 86_400.0  # nobody is still writing a leftover of this age
 MOST_TEXT_BYTES = 2**26  # of a record or a log
 
 
+def path_of(value: Path | str, name: str, instead: str) -> Path:
+    """The path that a caller gave as `name`. Of another object the error says what to give `instead`."""
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(f"{name} must be a path, got {type(value).__name__}: {instead}")
+    return Path(value)
+
+
 def write(path: Path | str, data: bytes | str, error: type[LbqError] = LbqError, keep_as: Path | None = None) -> int:
     """Make or replace `path`, and folders above it that are missing; returns its size in bytes.
 

@@ -13,7 +13,10 @@ def check_fit(config: Config, source: Source, processes: int) -> None:
         labels = f", whose labels are 0 to {source.classes - 1}" if source.name == "arrays" else ""
         raise ConfigError(f"model.num_classes must be {source.classes} for {source.name}{labels}, got {m.num_classes}")
     if m.in_channels != source.shape[0]:
-        raise ConfigError(f"model.in_channels must be {source.shape[0]} for {source.name}, got {m.in_channels}")
+        last = source.shape[-1] == m.in_channels and source.name == "arrays"
+        axes = "(0, 3, 1, 2)" if source.static else "(0, 1, 4, 2, 3)"
+        hint = f"; if channels are the last axis of your images, give images.transpose{axes}" if last else ""
+        raise ConfigError(f"model.in_channels must be {source.shape[0]} for {source.name}, got {m.in_channels}{hint}")
     if t.batch_size % (t.accumulate * processes):
         raise ConfigError(
             f"train.batch_size must be a multiple of train.accumulate x processes ({t.accumulate} x {processes}), got "

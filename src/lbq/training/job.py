@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from lbq.batches.sources import open_source
+from lbq.batches.sources import lost_worker, open_source
 from lbq.config import Config, differences
-from lbq.errors import LbqError, RunError, Stopped
+from lbq.errors import DataError, LbqError, RunError, Stopped
 from lbq.native import choose as kernels
 from lbq.results.schemas import TRAINED
 from lbq.runs import checkpoint, run_folder
@@ -110,6 +110,8 @@ class Job:
             full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
             if full or any(message in str(error) for message in CPU_MEMORY_ERRORS):
                 raise LbqError(self._out_of_memory()) from error
+            if isinstance(error, RuntimeError) and (lost := lost_worker(error, self.config.data.workers)):
+                raise DataError(f"{lost}{self._remains()}") from None
             raise
         (stop,) = self.world.any([bool(self.signal)], self.device)
         if stop:
@@ -330,11 +332,13 @@ class Job:
     def _out_of_memory(self) -> str:
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _peak_of_process()
         t = self.config.train
-        remains = f"; {self.folder} keeps its checkpoint" if (self.folder / CHECKPOINTS).exists() else ""
         return (
             f"out of memory at batch {t.batch_size}, T = {self.config.model.timesteps} (peak {peak / 2**30:.1f} GiB): "
-            f"raise train.accumulate (now {t.accumulate}) or lower train.batch_size{remains}"
+            f"raise train.accumulate (now {t.accumulate}) or lower train.batch_size{self._remains()}"
         )
+
+    def _remains(self) -> str:
+        return f"; {self.folder} keeps its checkpoint" if (self.folder / CHECKPOINTS).exists() else ""
 
 
 def _peak_of_process() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ WEIGHT_LAYERS = (_ConvNd, nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNB
 STEP_NAMES = ("rho", "parametrizations.rho")  # parameters that a neuron's step is computed from
 NEURON_ROLES = ("steps", "neurons")
 NEURON_DECAYS: dict[str, tuple[str, ...]] = {"none": (), "step": ("steps",), "all": ("neurons",)}  # roles that decay
+
+
+def check_decay(name: str, value: Any) -> None:
+    if not isinstance(value, Real) or not float(value) >= 0:
+        raise ValueError(f"{name} must be a number >= 0, got {value!r}")
 
 
 def parameter_groups(
@@ -40,6 +46,10 @@ def parameter_groups(
     a step towards softplus(0) = 0.69: coarser steps, fewer and lower levels, fewer accumulations. lr: the learning rate of
     all groups, times `neuron_lr` for neurons; without it, the optimiser's.
     """
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"net must be a torch.nn.Module, got {type(net).__name__}")
+    check_decay("weight_decay", weight_decay)
+    check_decay("neuron_decay_factor", neuron_decay_factor)
     if lr is None and neuron_lr != 1.0:
         raise ValueError(f"neuron_lr is a factor on lr, got {neuron_lr!r}: give lr too")
     if neuron_decay not in NEURON_DECAYS:

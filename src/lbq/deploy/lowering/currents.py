@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Array, Pool, Shape, Synapse, output_size
 
+SEVERAL_HEADS = "of several heads return one alone, or make them one nn.Linear"
+
 # [B, ...] of a static input; [1, B, ...], [T, B, ...] and [T * B, ...]; the same with time behind the batch: [B, 1, ...],
 # [B, T, ...] and [B * T, ...]
 Time = Literal["none", "one", "all", "folded", "one behind", "behind", "folded behind"]
@@ -300,7 +302,9 @@ def join(where: str, values: Sequence[Value]) -> Joined:
     members: list[Levels | Current] = []
     for value in values:
         if isinstance(value, Current) and not value.plain:
-            raise GraphError(f"{where}: only neurons' outputs can be joined: end each branch with a neuron")
+            raise GraphError(
+                f"{where}: only neurons' outputs can be joined: end each branch with a neuron; {SEVERAL_HEADS}"
+            )
         members += value.parts(where) if isinstance(value, Joined) else [value]
     first = members[0]
     if len({(member.flat, member.time, member.averaged) for member in members}) > 1:

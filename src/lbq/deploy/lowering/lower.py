@@ -21,7 +21,7 @@ from lbq.deploy.lowering import hidden_causes, operations, products
 from lbq.deploy.lowering.arranged import Arranged, Rearranged, Scores
 from lbq.deploy.lowering.axes import BATCH_SIZE
 from lbq.deploy.lowering.call import Call
-from lbq.deploy.lowering.currents import Current, Levels, Time, Value, as_current
+from lbq.deploy.lowering.currents import SEVERAL_HEADS, Current, Levels, Time, Value, as_current
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.layers import Layers
 from lbq.deploy.lowering.shapes import InputShape, as_image
@@ -204,7 +204,9 @@ class _Lowering(Follower):
         result = node.args[0]
         value = self.values.get(self.logits.get(result, result)) if isinstance(result, fx.Node) else None
         if value is None:
-            raise GraphError("the network must return one tensor, the current of its last linear layer (its logits)")
+            raise GraphError(
+                f"the network must return one tensor, the current of its last linear layer (its logits): {SEVERAL_HEADS}"
+            )
         if isinstance(value, Arranged):
             raise value.refusal("what the network returns")
         value = as_current("what the network returns", value)
