@@ -13,6 +13,7 @@ from lbq.kernels import dispatch
 from lbq.kernels.reference import burst_sequence
 from lbq.native.choose import choose
 from lbq.neuron import BurstNeuron, LadderNeuron, Ternary
+from lbq.training import plan
 from lbq.training.plan import plan_of
 from tests.support import small_runs
 from tests.support.small_runs import trainer, use_few_digits
@@ -82,6 +83,17 @@ def test_settings_that_are_hardly_meant_are_told_beforehand(changes: str, remark
     remarks = plan_of(trainer(config(*changes.split()))).remarks
     assert len(remarks) == (remark is not None)
     assert remark is None or remarks[0].startswith(remark)
+
+
+def test_activations_that_do_not_fit_are_told_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(config())
+    assert not plan_of(made).remarks
+    assert plan.memory_of(torch.device("cpu")) > 2**28
+    monkeypatch.setattr(plan, "memory_of", lambda _: 1000)
+    (remark,) = plan_of(made).remarks
+    assert remark.startswith("activations take about 0 GiB (estimated), cpu has 0 GiB: raise train.accumulate")
+    monkeypatch.setattr(plan, "memory_of", lambda _: 0)  # not known
+    assert not plan_of(made).remarks
 
 
 def test_the_kernel_that_is_named_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

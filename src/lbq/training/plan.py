@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import torch
 
 from lbq.config import Config
 from lbq.data.registry import EVENTS, REGISTRY
@@ -72,6 +75,7 @@ def plan_of(trainer: Trainer) -> Plan:
     halves = {"fused": ("bf16", "fp16"), "native": ("bf16",)}.get(kernel, ())  # what else is narrow runs in float32
     size = 8 if t.precision == "fp64" else 2 if t.precision in halves else 4
     sites = None if units is None else units * config.model.timesteps * local
+    gib = None if sites is None else VALUES_PER_SITE[kernel] * sites * size / 2**30
     return Plan(
         model=config.model.id,
         parameters=sum(p.numel() for p in trainer.net.parameters()),
@@ -82,7 +86,7 @@ def plan_of(trainer: Trainer) -> Plan:
         processes=world.size,
         steps_per_epoch=trainer.batches,
         epochs=t.epochs,
-        memory_gib=None if sites is None else VALUES_PER_SITE[kernel] * sites * size / 2**30,
+        memory_gib=gib,
         device=str(device),
         kernel=kernel,
         emulated=t.precision if emulated(t, device) else None,
@@ -95,7 +99,7 @@ def plan_of(trainer: Trainer) -> Plan:
         level_cost=t.level_cost,
         level_cost_of=t.level_cost_of,
         level_cost_above=t.level_cost_above,
-        remarks=(*_without_effect(trainer), *_ill_matched(trainer), *refusal),
+        remarks=(*_without_effect(trainer), *_ill_matched(trainer), *_too_large(gib, device), *refusal),
     )
 
 
@@ -151,6 +155,26 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         yield "neuron.step_gradient has no effect: the step is not learned"
     if not neurons and config.model.timesteps > 1 and trainer.source.static:
         yield f"an ANN computes the same at each of {config.model.timesteps} timesteps: model.timesteps=1"
+
+
+def _too_large(gib: float | None, device: torch.device) -> Iterator[str]:
+    """Whether activations of so many GiB will hardly fit into the memory of the device."""
+    there = memory_of(device) / 2**30
+    if gib is not None and 0 < there < gib:
+        yield (
+            f"activations take about {gib:,.0f} GiB (estimated), {device} has {there:,.0f} GiB: raise train.accumulate, or "
+            "lower train.batch_size"
+        )
+
+
+def memory_of(device: torch.device) -> int:
+    """All bytes of the device's memory; 0 where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows, and systems without these names
+        return 0
 
 
 def _ill_matched(trainer: Trainer) -> Iterator[str]:
