@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,11 @@ from torch import Tensor, nn
 from lbq import engine
 from lbq.deploy import absorb, deploy, lower
 from lbq.engine import Network
-from lbq.engine.attention import dense_products, gate_levels, multiply
+from lbq.engine.attention import dense_products, gate_counts, gate_levels, multiply
 from lbq.engine.cuda import plain
 from lbq.engine.file import artefact
 from lbq.engine.file.reading import Reader
+from lbq.engine.products import GateStep, ProductStep
 from lbq.errors import ArtefactError, GraphError
 from lbq.graph import Synapse
 from lbq.graph.integer import MEMBRANE_BOUND, largest_read, synapse_bound
@@ -29,6 +31,7 @@ from lbq.graph.quantise import quantise
 from lbq.models import attention, fire, over_time
 from lbq.models.transformer import QKFormer
 from lbq.neuron import BurstNeuron, Ternary
+from tests.support.products import check_native
 from tests.support.reading import memory_under
 from tests.support.small_nets import MEAN, STD, Functional, deployed, normalised, pixels, small, warmed
 
@@ -148,6 +151,7 @@ def test_every_way_to_a_product_is_the_same(
     for planes in (True, False):
         out, counts = multiply(synapse, (q_last, k_last, v_last), largest, planes)
         np.testing.assert_array_equal(out.transpose(0, 3, 1, 2), expected)
+        check_native(ProductStep(synapse, (q_last, k_last, v_last), planes), out, counts)
         assert (counts.products, counts.ands) == ((0, counts.popcounts) if planes else (2 * dense_products(synapse), 0))
     assert synapse.linear == (width < tokens)
     queries, keys, values = [torch.from_numpy(x.astype(np.int32)) for x in (q, k, v)]
@@ -161,6 +165,10 @@ def test_every_way_to_a_product_is_the_same(
         one, other = (x.transpose(0, 2, 3, 1) for x in (factor, k))
         levels = gate_levels(one, other, signed=signs[0] or signs[1])
         np.testing.assert_array_equal(levels.transpose(0, 3, 1, 2), gate)
+        for planes, place in itertools.product((True, False), (slice(None), slice(1))):
+            some = np.ascontiguousarray(one[:, place, place])  # one for each position, or for all
+            step = GateStep(some, other.copy(), signs[0] or signs[1], planes)
+            check_native(step, gate_levels(some, other, signs[0] or signs[1]), gate_counts(some, other, planes))
 
 
 @pytest.mark.parametrize(("depth", "side"), [(3, 5), (70, 4)])

@@ -164,5 +164,5 @@ def test_what_neurons_refuse() -> None:
     for neuron, message in wrong:
         with pytest.raises(ValueError, match=message):
             LayerNeurons(replace(layer_of(NEURON), neuron=neuron))
-    with pytest.raises(ValueError, match="identity weights must be"):
+    with pytest.raises(ValueError, match="weights of identities and products must be"):
         LayerNeurons(wide_layer(NEURON, np.ones(1, np.int32), weights=(np.ones(2, np.int32),)))

@@ -20,10 +20,12 @@ from lbq.engine.attention import dense_products, multiply
 from lbq.engine.cuda import plain
 from lbq.engine.file import artefact
 from lbq.engine.file.reading import Reader
+from lbq.engine.products import ProductStep
 from lbq.errors import ArtefactError
 from lbq.graph import Synapse
 from lbq.graph.integer import MEMBRANE_BOUND, largest_read
 from lbq.graph.levels import synapse_product
+from tests.support.products import check_native
 from tests.support.small_nets import deployed, pixels
 
 
@@ -72,6 +74,7 @@ def test_every_way_to_both_products_is_the_same(
         for planes in (True, False):
             out, counts = multiply(synapse, last, largest, planes)
             np.testing.assert_array_equal(out.transpose(0, 3, 1, 2), expected)
+            check_native(ProductStep(synapse, last, planes), out, counts)
             bits = int(counted[FIELDS.index("bit_sparse")])
             done = (bits, 0, counts.popcounts) if planes else (0, 2 * dense_products(synapse), 0)
             assert (counts.accumulations, counts.products, counts.ands) == done
@@ -108,7 +111,9 @@ def test_bounds_are_reached_and_not_exceeded() -> None:
     for synapse, operands, bound in ((first, (full, full), 800), (second, (scores, full), 1600)):
         assert largest_read(synapse, dict.fromkeys("qksv", 5)) == bound
         for planes in (True, False):
-            assert (multiply(synapse, operands, bound, planes)[0] == bound).all()
+            whole, counts = multiply(synapse, operands, bound, planes)
+            assert (whole == bound).all()
+            check_native(ProductStep(synapse, operands, planes), whole, counts)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,12 @@ from lbq.neuron import BurstNeuron
 from tests.support.small_nets import CASES, Functional, branched, deploy_warmed, deployed, mean_logits, pixels, same
 
 Ints = np.ndarray[Any, Any]
+TRANSFORMERS: tuple[tuple[str, Any, tuple[int, int, int], dict[str, Any]], ...] = (
+    ("spikformer1x16", "lbq", (3, 16, 16), {}),
+    ("spikformer1x16-sew", "ternary", (3, 8, 8), {}),
+    ("spikformer1x64-scores", "lbq", (3, 16, 16), {}),
+    ("qkformer3x32", "lbq", (3, 8, 8), {}),
+)
 
 
 def traced_sums(net: Network, x: Ints, engine: Any, backend: Any) -> dict[str, int]:
@@ -27,7 +33,7 @@ def traced_sums(net: Network, x: Ints, engine: Any, backend: Any) -> dict[str, i
     return sums
 
 
-@pytest.mark.parametrize(("id", "neuron", "shape", "options"), CASES)
+@pytest.mark.parametrize(("id", "neuron", "shape", "options"), [*CASES, *TRANSFORMERS])
 def test_recordings_do_what_the_first_run_did(
     id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lbq.engine import convolution, neuron, steps, tape
+from lbq.engine import convolution, neuron, products, steps, tape
 from lbq.kernels import cpu
 from lbq.kernels.surrogate import SURROGATES
 from lbq.native import C_TYPES, CPU_EXTRAS, HERE, ISAS
@@ -16,6 +16,8 @@ from lbq.native import C_TYPES, CPU_EXTRAS, HERE, ISAS
 MIRRORS: dict[str, Any] = {
     "lbq_burst": cpu.BurstCall,
     "lbq_conv": convolution.ConvCall,
+    "lbq_product": products.ProductCall,
+    "lbq_gate": products.GateCall,
     "lbq_neuron": neuron.NeuronCall,
     "lbq_add": steps.AddCall,
     "lbq_pool": steps.PoolCall,

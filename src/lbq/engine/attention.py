@@ -1,4 +1,5 @@
-"""Products of levels with levels: attention, (Q K^T) V in each head, or in two with a neuron on Q K^T, and gates. NumPy only.
+"""Products of levels with levels: attention, (Q K^T) V in each head, or in two with a neuron on Q K^T, and gates. NumPy only:
+products.py does the same by the native library.
 
 Two methods give the same integers. `dense` multiplies in BLAS, in the order that takes fewer products: (Q K^T) V or
 Q (K^T V). It is exact: float32 while every sum stays below 2^24, float64 below 2^53. `bitplane` works on words of 64 channels,
@@ -37,9 +38,9 @@ def multiply(
 
     largest: the largest sum. planes: by bit planes.
     """
-    right, *values = (_matrices(x, synapse.heads) for x in operands[1:])
+    right, *values = (matrices(x, synapse.heads) for x in operands[1:])
     if synapse.keys:
-        left = _matrices(operands[0], synapse.heads)
+        left = matrices(operands[0], synapse.heads)
     else:
         left, right = operands[0].transpose(0, 3, 1, 2), right.swapaxes(2, 3)
     # rows and columns, of which both sum over the last axis: channels of Q and K, or keys of scores and V
@@ -57,7 +58,7 @@ def multiply(
     return np.ascontiguousarray(last).astype(np.int32).reshape(-1, height, width, channels), counts
 
 
-def _matrices(levels: Integers, heads: int) -> Integers:
+def matrices(levels: Integers, heads: int) -> Integers:
     """`[N, heads, tokens, channels of a head]`."""
     return levels.reshape(len(levels), -1, heads, levels.shape[-1] // heads).swapaxes(1, 2)
 

@@ -6,7 +6,7 @@ Where the native library alone did the work for some images, the calls are recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -19,6 +19,7 @@ from lbq.engine.convolution import Backend, Counts, Method
 from lbq.engine.memory import Plan, Workspace
 from lbq.engine.method import Choice, EngineName, Prepared, fallback
 from lbq.engine.neuron import Emitted, LayerNeurons, emitted
+from lbq.engine.products import GateStep, ProductStep
 from lbq.engine.steps import PoolStep, ReadoutStep, add_step
 from lbq.engine.tape import Tape, perform
 from lbq.graph import INPUT, Gate, Pool, Synapse
@@ -149,24 +150,26 @@ class Execution:
             current = self._convolve(synapse, levels, self.space.current(layer, len(levels), total))
             total = current if total is None else self._sum(total, current)
         shortcuts = [self._shortcut(s) for s in layer.identities]
+        products = [self._product(s) for s in layer.matmuls]
         out = self.space.levels(layer, rows)
         static = total is not None and len(total) != rows
         neurons = self.program.neurons[layer.name]
-        if layer.matmuls or neurons.mixing is not None:  # in NumPy; a tape would not repeat it
-            total = neurons.complete(total, shortcuts, self._products(layer), out.shape, static, net.timesteps)
-            neurons, shortcuts, static, self.native = neurons.for_complete_currents(), [], False, False
+        if neurons.mixing is not None:  # in NumPy; a tape would not repeat it
+            total = neurons.complete(total, shortcuts, products, out.shape, static, net.timesteps)
+            neurons, shortcuts, products = neurons.for_complete_currents(), [], []
+            static = self.native = False
         watch = None if self.watch is None else partial(self.watch, layer.name)
         carried = None if self.program.carried is None else self.program.carried[layer.name]
         if self.by_library and all(levels.itemsize == 1 for levels in shortcuts):
             membranes = None if watch is None else np.empty(out.shape, np.int32)
-            step = neurons.step(total, shortcuts, out, static, net.timesteps, membranes, carried)
+            step = neurons.step(total, shortcuts, out, static, net.timesteps, membranes, carried, products)
             perform(step, self.threads)
             self.activity[layer.name] = step.emitted
             if watch is not None and membranes is not None:
                 for t, u in enumerate(np.split(membranes, net.timesteps)):
                     watch(t, u)
         else:
-            activity = neurons.run(total, shortcuts, out, static, net.timesteps, watch, carried)
+            activity = neurons.run(total, shortcuts, out, static, net.timesteps, watch, carried, products)
             self.native, self.activity[layer.name] = False, partial(_constant, activity)
         self.levels[layer.name] = out
         levels = out.reshape(net.timesteps, self.batch, *out.shape[1:]).transpose(0, 1, 4, 2, 3)
@@ -174,27 +177,37 @@ class Execution:
         if self.on_levels is not None:
             self.on_levels(layer.name, levels)
 
-    def _products(self, layer: IntegerLayer) -> Iterator[NDArray[np.int32]]:
-        """Currents of products of levels, `[T * B, H, W, C]` in units of the membrane."""
-        for s in layer.matmuls:
-            operands = [self.levels[source] for source in s.sources]
-            largest, planes = self.program.network.largest(s), self._by_planes(s.name)
-            product, counts = attention.multiply(s, operands, largest, planes)
-            self.counted[s.name] = partial(_constant, counts)
-            yield s.weight * product
+    def _product(self, synapse: Synapse) -> NDArray[np.int32]:
+        """The sums of products of levels that a synapse's weight meets, `[T * B, H, W, C]`."""
+        operands = [self.levels[source] for source in synapse.sources]
+        planes = self._by_planes(synapse.name)
+        if self.by_library:
+            step = ProductStep(synapse, operands, planes)
+            perform(step, self.threads)
+            self.counted[synapse.name] = step.counts
+            return step.out
+        product, counts = attention.multiply(synapse, operands, self.program.network.largest(synapse), planes)
+        self.native, self.counted[synapse.name] = False, partial(_constant, counts)
+        return product
 
     def _gate(self, gate: Gate) -> None:
         """A gate's levels, right behind its last operand: the memory of operands may be used again later."""
         factor, levels = (self.levels[operand] for operand in gate.operands)
-        self.levels[gate.name] = attention.gate_levels(factor, levels, self.program.network.is_signed(gate.name))
-        counts = attention.gate_counts(factor, levels, self._by_planes(gate.name))
+        signed, planes = self.program.network.is_signed(gate.name), self._by_planes(gate.name)
+        if self.by_library:
+            step = GateStep(factor, levels, signed, planes)
+            perform(step, self.threads)
+            self.levels[gate.name], self.counted[gate.name] = step.out, step.counts
+            return
+        self.levels[gate.name] = attention.gate_levels(factor, levels, signed)
+        counts = attention.gate_counts(factor, levels, planes)
         self.native, self.counted[gate.name] = False, partial(_constant, counts)
 
     def _by_planes(self, name: str) -> bool:
         """Whether a product of levels with levels runs by bit planes; notes the choice."""
         planes = self.engine == "bitplane"
         reason = "asked for" if self.engine != "auto" else "levels with levels"
-        self.choices[name] = Choice("numpy", "bitplane" if planes else "dense", reason)
+        self.choices[name] = Choice("native" if self.by_library else "numpy", "bitplane" if planes else "dense", reason)
         return planes
 
     def _sum(self, one: NDArray[np.int32], other: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -221,11 +234,7 @@ class Execution:
         narrow = net.largest(synapse) <= highest_level(signed)
         levels, pools = self.levels[synapse.source], synapse.pools
         while (
-            pools
-            and self.by_library
-            and levels.itemsize == 1
-            and pools[0].channels == 1
-            and (narrow or len(pools) == 1 or pools[0].kind == "max")
+            pools and self.by_library and levels.itemsize == 1 and (narrow or len(pools) == 1 or pools[0].kind == "max")
         ):
             step = PoolStep(levels, pools[0], wide=not narrow and pools[0].kind == "sum")
             perform(step, self.threads)

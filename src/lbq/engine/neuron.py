@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,9 @@ class Emitted:
 
 
 NeuronCall = native.structure(  # struct lbq_neuron
-    int64="timesteps batch sites channels n_max identities",
-    pointer="currents bias thresholds reset identity_weights identity_levels levels counts identity_signed membranes "
-    "carried",
+    int64="timesteps batch sites channels n_max identities products",
+    pointer="currents bias thresholds reset identity_weights identity_levels product_weights product_sums levels counts "
+    "identity_signed membranes carried",
     int32="is_static bias_map fraction leak_m leak_k reset_kind decay_reset is_signed isa",
 )
 
@@ -57,14 +57,15 @@ class LayerNeurons:
         bias = layer.bias
         self.bias = bias if bias.ndim == 1 else np.ascontiguousarray(bias.transpose(1, 2, 0))
         self.identities = [s.weight.astype(np.int32) for s in layer.identities]
+        self.products = [s.weight.astype(np.int32) for s in layer.matmuls]
         channels = len(n.reset)
         if n.thresholds.shape != (channels, n.n_max) or n.n_max > highest_level(n.signed):
             raise ValueError(f"thresholds must be [{channels}, n_max] with 8-bit levels, got {n.thresholds.shape}")
         most = 1 if n.mixing is None else LARGEST_MIXING
         if n.leak is not None and not (1 <= n.leak[1] <= 30 and 0 <= n.leak[0] <= most << n.leak[1]):
             raise ValueError(f"leak must be (m, k) with k in 1..30 and m <= {most} * 2^k, got {n.leak}")
-        if any(w.shape != (channels,) for w in self.identities):
-            raise ValueError(f"identity weights must be [{channels}]")
+        if any(w.shape != (channels,) for w in (*self.identities, *self.products)):
+            raise ValueError(f"weights of identities and products must be [{channels}]")
 
     def run(
         self,
@@ -75,8 +76,9 @@ class LayerNeurons:
         timesteps: int,
         watch: Callable[[int, NDArray[np.int32]], None] | None = None,
         carried: NDArray[np.int32] | None = None,
+        products: Sequence[NDArray[np.int32]] = (),
     ) -> Emitted:
-        """Write levels to `out` [T * B, H, W, C], from convolution currents and the levels on each identity synapse.
+        """Write levels to `out` [T * B, H, W, C], from convolution currents, the levels on each identity synapse, and products.
 
         Where currents are mixed over time, they must be all there and mixed already: see `complete`.
 
@@ -84,6 +86,7 @@ class LayerNeurons:
         shortcuts: levels `[T * B, ...]`.
         watch: called at every timestep with the membranes `[B, H, W, C]` before emission.
         carried: for one timestep of a stream, `[B, H, W, C]`: what it begins with; then what the next begins with.
+        products: sums of products of levels, `[T * B, ...]`.
         """
         assert self.mixing is None
         assert carried is None or timesteps == 1
@@ -93,7 +96,8 @@ class LayerNeurons:
         for t in range(timesteps):
             now = slice(t * batch, (t + 1) * batch)
             u = np.empty(out[now].shape, np.int32)
-            self._current(currents if static or currents is None else currents[now], [s[now] for s in shortcuts], u)
+            convolved = currents if static or currents is None else currents[now]
+            self._current(convolved, [s[now] for s in shortcuts], [p[now] for p in products], u)
             if v is not None:
                 u += self._leaked(v)
             if pending is not None:
@@ -119,7 +123,13 @@ class LayerNeurons:
         leak = self.neuron.leak
         return v if leak is None else rounded_leak(v.astype(np.int64), leak).astype(np.int32)
 
-    def _current(self, convolved: NDArray[np.int32] | None, shortcuts: list[Integers], out: NDArray[np.int32]) -> None:
+    def _current(
+        self,
+        convolved: NDArray[np.int32] | None,
+        shortcuts: list[Integers],
+        products: list[NDArray[np.int32]],
+        out: NDArray[np.int32],
+    ) -> None:
         """Write the currents of one timestep to `out`, in units of the membrane."""
         if convolved is None:
             out[:] = self.bias
@@ -128,12 +138,14 @@ class LayerNeurons:
             out += self.bias
         for weight, levels in zip(self.identities, shortcuts, strict=True):
             out += weight * levels
+        for weight, sums in zip(self.products, products, strict=True):
+            out += weight * sums
 
     def complete(
         self,
         currents: NDArray[np.int32] | None,
         shortcuts: list[Integers],
-        products: Iterable[NDArray[np.int32]],
+        products: Sequence[NDArray[np.int32]],
         shape: tuple[int, ...],
         static: bool,
         timesteps: int,
@@ -143,15 +155,15 @@ class LayerNeurons:
         whole = np.empty((timesteps, batch, *shape[1:]), np.int32)
         for t, out in enumerate(whole):
             now = slice(t * batch, (t + 1) * batch)
-            self._current(currents if static or currents is None else currents[now], [s[now] for s in shortcuts], out)
-        for product in products:
-            whole += product.reshape(whole.shape)
+            convolved = currents if static or currents is None else currents[now]
+            self._current(convolved, [s[now] for s in shortcuts], [p[now] for p in products], out)
         return (whole if self.mixing is None else self.mixing.of(whole)).reshape(shape)
 
     def for_complete_currents(self) -> LayerNeurons:
-        """The same neurons with nothing to add to their currents: no bias, no shortcuts, no fraction to shift by."""
+        """The same neurons with nothing to add to their currents: no bias, shortcuts or products, no fraction to shift by."""
         plain = copy.copy(self)
-        plain.fraction, plain.bias, plain.identities, plain.mixing = 0, np.zeros_like(self.neuron.reset), [], None
+        plain.fraction, plain.bias, plain.mixing = 0, np.zeros_like(self.neuron.reset), None
+        plain.identities, plain.products = [], []
         return plain
 
     def step(
@@ -163,10 +175,11 @@ class LayerNeurons:
         timesteps: int,
         membranes: NDArray[np.int32] | None = None,
         carried: NDArray[np.int32] | None = None,
+        products: Sequence[NDArray[np.int32]] = (),
     ) -> NeuronStep:
         """The same as `run`, ready to be performed. The caller has proved that every sum fits int32.
 
-        out: contiguous, uint8 or, for signed neurons, int8. shortcuts: 8-bit levels.
+        out: contiguous, uint8 or, for signed neurons, int8. shortcuts: 8-bit levels. products: contiguous.
         membranes: the array to write the membranes before emission to, contiguous int32 `[T * B, H, W, C]`.
         """
         assert self.mixing is None  # a step may be performed again, and would not mix again
@@ -181,13 +194,14 @@ class LayerNeurons:
         assert self.bias.shape in ((channels,), out.shape[1:])
         assert currents is None or currents.shape == (batch if static else rows, *out.shape[1:])
         assert [(s.shape, s.itemsize) for s in shortcuts] == [(out.shape, 1)] * len(self.identities)
-        for kept in (membranes, carried):
-            assert kept is None or (kept.shape == out.shape and kept.dtype == np.int32 and kept.flags.c_contiguous)
+        assert len(products) == len(self.products)
+        for given in (membranes, carried, *products):
+            assert given is None or (given.shape == out.shape and given.dtype == np.int32 and given.flags.c_contiguous)
         assert carried is None or timesteps == 1
         levels = [ready(s, s.dtype) for s in shortcuts]
         signs = np.array([s.dtype == np.int8 for s in levels], np.int32)
-        pointers = ctypes.c_void_p * max(len(levels), 1)
-        weights_at, levels_at = pointers(*map(address, self.identities)), pointers(*map(address, levels))
+        lists = (self.identities, levels, self.products, products)
+        pointers = [(ctypes.c_void_p * max(len(arrays), 1))(*map(address, arrays)) for arrays in lists]
         constants = [
             None if currents is None else ready(currents),
             ready(self.bias),
@@ -195,16 +209,17 @@ class LayerNeurons:
             ready(n.reset),
         ]
         counts = np.zeros(2, np.int64)
-        call = NeuronCall(timesteps, batch, height * width, channels, n.n_max, len(levels))
+        call = NeuronCall(timesteps, batch, height * width, channels, n.n_max, len(levels), len(products))
         call.currents, call.bias, call.thresholds, call.reset = map(address, constants)
-        call.identity_weights, call.identity_levels = ctypes.addressof(weights_at), ctypes.addressof(levels_at)
+        call.identity_weights, call.identity_levels = map(ctypes.addressof, pointers[:2])
+        call.product_weights, call.product_sums = map(ctypes.addressof, pointers[2:])
         call.levels, call.counts, call.identity_signed = address(out), address(counts), address(signs)
         call.membranes, call.carried = address(membranes), address(carried)
         call.is_static, call.bias_map, call.fraction = static, self.bias.ndim == 3, self.fraction
         call.leak_m, call.leak_k = n.leak or (1, 0)
         call.reset_kind, call.decay_reset, call.is_signed = RESETS[n.reset_kind], n.decay_reset, n.signed
         call.isa = native.ISAS[native.isa()]
-        memory = (out, membranes, carried, *constants, *self.identities, *levels, signs, weights_at, levels_at)
+        memory = (out, membranes, carried, *constants, *lists, signs, *pointers)
         return NeuronStep(call, counts, *memory)
 
 

@@ -19,7 +19,7 @@ from lbq.native import structure
 
 AddCall = structure(int64="size period", pointer="out more")  # struct lbq_add
 PoolCall = structure(  # struct lbq_pool
-    int64="batch height width channels out_height out_width kh kw stride_y stride_x pad_y pad_x",
+    int64="batch height width channels together out_height out_width kh kw stride_y stride_x pad_y pad_x",
     pointer="levels bytes wide",
     int32="is_signed is_sum",
 )
@@ -49,10 +49,11 @@ class PoolStep(Step):
     def __init__(self, levels: NDArray[Any], pool: Pool, wide: bool = False) -> None:
         assert levels.dtype in (np.uint8, np.int8)
         assert levels.flags.c_contiguous
-        batch, height, width, channels = levels.shape
+        assert pool.channels == 1 or pool.kind == "sum"
+        batch, height, width, channels = (*levels.shape[:3], levels.shape[3] // pool.channels)
         size = output_size((height, width), pool.kernel, pool.stride, pool.padding)
         self.out: NDArray[Any] = np.empty((batch, *size, channels), np.int32 if wide else levels.dtype)
-        call = PoolCall(batch, height, width, channels, *size, *pool.kernel, *pool.stride, *pool.padding)
+        call = PoolCall(batch, height, width, channels, pool.channels, *size, *pool.kernel, *pool.stride, *pool.padding)
         call.levels, call.is_signed, call.is_sum = address(levels), levels.dtype == np.int8, pool.kind == "sum"
         call.bytes, call.wide = (None, address(self.out)) if wide else (address(self.out), None)
         super().__init__("pool", call, levels, self.out)

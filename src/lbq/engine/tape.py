@@ -20,7 +20,7 @@ from lbq import native
 from lbq.errors import LbqError
 
 CACHE_LINE_BYTES = 64
-STEP_KINDS = {"conv": 0, "neuron": 1, "add": 2, "pool": 3, "readout": 4}  # enum lbq_step_kind
+STEP_KINDS = {"conv": 0, "neuron": 1, "add": 2, "pool": 3, "readout": 4, "product": 5, "gate": 6}  # enum lbq_step_kind
 StepCall = native.structure(int64="kind", pointer="call")  # struct lbq_step
 
 

@@ -123,14 +123,43 @@ enum lbq_backend { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };
 /* 0, or 1 where memory ran out. next: the convolution behind it, whose first weights are fetched meanwhile, or NULL. */
 int lbq_conv(const struct lbq_conv *call, int threads, const struct lbq_conv *next);
 
+/* Products of levels with levels in each head of each image; mirrored by src/lbq/engine/products.py.
+ *
+ * out[r, c] = sum over s of left[r, s] right[c, s]; with values, out[r, e] = sum over c of that times values[c, e]. The
+ * steps say how far the next image, head, row and number of a row are. */
+struct lbq_product {
+    int64_t images, heads, rows, columns, summed, width;
+    const uint8_t *left, *right, *values; /* values NULL: none */
+    int32_t *out;
+    const int64_t *left_steps, *right_steps, *values_steps, *out_steps; /* [4] */
+    int64_t *counts; /* by planes: ANDs, accumulations, additions, set bits, active levels */
+    int32_t left_signed, right_signed, values_signed;
+    int32_t is_linear; /* left (right^T values) instead of (left right^T) values */
+    int32_t by_planes, isa;
+};
+int lbq_product(const struct lbq_product *call, int threads); /* 0, or 1 where memory ran out */
+
+/* Levels times levels, [images, sites, channels]; mirrored there too. The factor has as many sites or one, and a divisor of
+ * the channels: each for as many neighbouring ones. */
+struct lbq_gate {
+    int64_t images, sites, channels, factor_sites, factor_channels;
+    const uint8_t *factor, *levels;
+    uint8_t *out;
+    int64_t *counts; /* by planes: pairs of set bits, set bits, active levels */
+    int32_t factor_signed, levels_signed, by_planes;
+};
+void lbq_gate(const struct lbq_gate *call, int threads);
+
 /* A layer of integer neurons over a sequence; mirrored by src/lbq/engine/neuron.py and defined there.
  * Arrays are [T * batch, sites, channels], bias [channels] or [sites, channels], thresholds [n_max, channels]. */
 struct lbq_neuron {
-    int64_t timesteps, batch, sites, channels, n_max, identities;
+    int64_t timesteps, batch, sites, channels, n_max, identities, products;
     const int32_t *currents; /* NULL: none */
     const int32_t *bias, *thresholds, *reset;
     const int32_t *const *identity_weights; /* [identities] of [channels] */
     const uint8_t *const *identity_levels;  /* [identities] of [T * batch, sites, channels] */
+    const int32_t *const *product_weights;  /* [products] of [channels] */
+    const int32_t *const *product_sums;     /* [products] of [T * batch, sites, channels] */
     uint8_t *levels;
     int64_t *counts; /* levels that are not zero, set bits of their magnitudes */
     const int32_t *identity_signed;
@@ -146,12 +175,12 @@ struct lbq_add { /* out[i] += more[i % period] */
     int32_t *out;
     const int32_t *more;
 };
-struct lbq_pool { /* levels [batch, height, width, channels] to the largest or the sums of windows */
-    int64_t batch, height, width, channels, out_height, out_width, kh, kw, stride_y, stride_x, pad_y, pad_x;
+struct lbq_pool { /* levels [batch, height, width, channels * together] to the largest or the sums of windows */
+    int64_t batch, height, width, channels, together, out_height, out_width, kh, kw, stride_y, stride_x, pad_y, pad_x;
     const uint8_t *levels;
     uint8_t *bytes; /* [batch, out_height, out_width, channels], or */
     int32_t *wide;  /* sums that need more than 8 bits */
-    int32_t is_signed, is_sum;
+    int32_t is_signed, is_sum; /* sums may add so many neighbouring channels together */
 };
 struct lbq_readout { /* logits [batch, classes] = bias (or what they are, where that is NULL) + weights x summed levels */
     int64_t timesteps, batch, features, classes, planes; /* planes: accumulators for each class, see steps.c */
@@ -165,7 +194,15 @@ struct lbq_readout { /* logits [batch, classes] = bias (or what they are, where 
 };
 
 /* Steps one after the other; returns 1 where memory ran out, else 0. */
-enum lbq_step_kind { LBQ_STEP_CONV, LBQ_STEP_NEURON, LBQ_STEP_ADD, LBQ_STEP_POOL, LBQ_STEP_READOUT };
+enum lbq_step_kind {
+    LBQ_STEP_CONV,
+    LBQ_STEP_NEURON,
+    LBQ_STEP_ADD,
+    LBQ_STEP_POOL,
+    LBQ_STEP_READOUT,
+    LBQ_STEP_PRODUCT,
+    LBQ_STEP_GATE
+};
 struct lbq_step {
     int64_t kind;
     const void *call;

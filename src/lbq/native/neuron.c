@@ -1,6 +1,7 @@
 /* Integer neurons over a sequence: additions, shifts and comparisons on int32 (the leak's product on int64).
  *
- *     U = leak(V) + (current << f) + bias + sum of identity * S - delayed reset;  S = thresholds that U reaches
+ *     U = leak(V) + (current << f) + bias + sum of identity * S + sum of w * product - delayed reset
+ *     S = thresholds that U reaches
  *     V = U - reset * [S > 0]  (times S; or 0 where S > 0)
  *
  * The bounds that deployment proves keep every sum within int32. */

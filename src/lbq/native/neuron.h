@@ -121,6 +121,9 @@ INLINE void tile(const struct lbq_neuron *n, struct kind is, int64_t image, int6
         for (int64_t i = 0; i < n->identities; i++)
             EACH u[g] += load(n->identity_weights[i] + c + g * LANES, lanes, 0) *
                          load_levels(n->identity_levels[i] + at + g * LANES, lanes, n->identity_signed[i]);
+        for (int64_t i = 0; i < n->products; i++)
+            EACH u[g] += load(n->product_weights[i] + c + g * LANES, lanes, 0) *
+                         load(n->product_sums[i] + at + g * LANES, lanes, 0);
         if (n->membranes) EACH store(n->membranes + at + g * LANES, &u[g], lanes * 4);
         EACH {
             vi level = {0}, negative = {0};

@@ -53,14 +53,25 @@ static void largest(const struct lbq_pool *p, struct window w, uint8_t *out) {
     for (int64_t c = 0; c < p->channels; c++) out[c] ^= flip;
 }
 
+/* Sums of neighbouring channels at one position, added to what is there. */
+static void neighbours(const struct lbq_pool *p, const uint8_t *in, int32_t *wide, uint8_t *bytes) {
+    for (int64_t c = 0; c < p->channels; c++) {
+        int32_t sum = 0;
+        for (int64_t i = 0; i < p->together; i++, in++) sum += p->is_signed ? (int8_t)*in : *in;
+        if (wide) wide[c] += sum;
+        else bytes[c] += (uint8_t)sum;
+    }
+}
+
 /* Its sums: in 32 bits, or in bytes, which are right where the sum fits, whatever they were on the way. */
 static void sums(const struct lbq_pool *p, struct window w, int32_t *wide, uint8_t *bytes) {
     if (wide) memset(wide, 0, (size_t)p->channels * sizeof *wide);
     else memset(bytes, 0, (size_t)p->channels);
     for (int64_t y = w.y0; y < w.y1; y++)
         for (int64_t x = w.x0; x < w.x1; x++) {
-            const uint8_t *in = w.image + (y * p->width + x) * p->channels;
-            if (!wide)
+            const uint8_t *in = w.image + (y * p->width + x) * p->channels * p->together;
+            if (p->together > 1) neighbours(p, in, wide, bytes);
+            else if (!wide)
                 for (int64_t c = 0; c < p->channels; c++) bytes[c] += in[c];
             else if (p->is_signed)
                 for (int64_t c = 0; c < p->channels; c++) wide[c] += (int8_t)in[c];
@@ -73,7 +84,7 @@ static void sums(const struct lbq_pool *p, struct window w, int32_t *wide, uint8
 static void pool_unit(void *context, int64_t unit) {
     const struct lbq_pool *p = context;
     int64_t top = unit % p->out_height * p->stride_y - p->pad_y;
-    struct window w = {p->levels + unit / p->out_height * p->height * p->width * p->channels, max64(top, 0),
+    struct window w = {p->levels + unit / p->out_height * p->height * p->width * p->channels * p->together, max64(top, 0),
                        min64(top + p->kh, p->height), 0, 0};
     for (int64_t i = 0; i < p->out_width; i++) {
         int64_t left = i * p->stride_x - p->pad_x, at = (unit * p->out_width + i) * p->channels;
@@ -165,6 +176,8 @@ int lbq_steps(const struct lbq_step *steps, int64_t n, int32_t threads) {
             case LBQ_STEP_ADD: add(call, threads); break;
             case LBQ_STEP_POOL: pool(call, threads); break;
             case LBQ_STEP_READOUT: failed = readout(call); break;
+            case LBQ_STEP_PRODUCT: failed = lbq_product(call, threads); break;
+            case LBQ_STEP_GATE: lbq_gate(call, threads); break;
         }
         if (failed) return 1;
     }
