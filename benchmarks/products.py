@@ -9,6 +9,7 @@ Levels are random, 0 to 5, so many of them active. All ways take turns, one thre
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import numpy as np
 from engine_kernels import best
@@ -41,10 +42,10 @@ def main() -> None:
         times = best(
             options.seconds,
             {
-                "dense": lambda steps=steps: perform(steps[False], 1),
-                "dense, NumPy": lambda s=synapse, x=operands: attention.multiply(s, x, LARGEST, False),
-                "planes": lambda steps=steps: perform(steps[True], 1),
-                "planes, NumPy": lambda s=synapse, x=operands: attention.multiply(s, x, LARGEST, True),
+                "dense": partial(perform, steps[False], 1),
+                "dense, NumPy": partial(attention.multiply, synapse, operands, LARGEST, False),
+                "planes": partial(perform, steps[True], 1),
+                "planes, NumPy": partial(attention.multiply, synapse, operands, LARGEST, True),
             },
         )
         print(f"{channels:8}{side * side:8}" + "".join(f"{1e3 * t:10.3f}" for t in times.values()))
