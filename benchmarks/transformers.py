@@ -55,7 +55,7 @@ def products(channels: int, side: int, heads: int, density: float, seconds: floa
     shape = channels, side, side
     synapse = Synapse("a", "q", "matmul", np.ones(channels), shape, shape, keys="k", values="v", heads=heads)
     active = rng.random((3, 1, side, side, channels)) < density
-    operands = (active * rng.integers(1, 6, active.shape)).astype(np.uint8)
+    operands = [*(active * rng.integers(1, 6, active.shape)).astype(np.uint8)]
     steps = {planes: ProductStep(synapse, operands, planes) for planes in (False, True)}
     for planes, step in steps.items():
         perform(step, 1)
@@ -76,15 +76,15 @@ def networks(identity: str, timesteps: int, seconds: float) -> dict[str, float]:
     torch.manual_seed(0)
     pixels = np.random.default_rng(0).integers(0, 256, (64, *SHAPE), np.uint8)
     x = torch.from_numpy(pixels).float() / 64 - 2
-    floats = {
+    floats: dict[str, torch.nn.Module] = {
         "snn": models.create(identity, timesteps=timesteps),
         "ann": models.create(identity, neuron="relu", timesteps=1),
     }
     with torch.no_grad():
-        for net in floats.values():
+        for each in floats.values():
             for _ in range(4):
-                net(x)
-            net.eval()
+                each(x)
+            each.eval()
     net = deploy(floats["snn"], SHAPE, mean=[0.5] * 3, std=[0.25] * 3)
     for image in pixels[:8]:  # choices of kernels are made
         auto = net.run(image).logits

@@ -84,6 +84,7 @@ def watch(
         view = stack.enter_context(View(name, frame_us, speed if live is None else 1.0, quiet=as_json))
         with suppress(KeyboardInterrupt), signals.noting(_end):  # the ways in which watching ends
             for due, frame in source:
+                view.note_jumps(0 if live is None else live.jumps)
                 view.show(stream.step(frame).ranked(net.network.classes), time.monotonic() - due)
                 if view.frames == frames:
                     break
@@ -143,7 +144,7 @@ class View:
 
     def __init__(self, name: str, frame_us: int, speed: float = 1.0, quiet: bool = False) -> None:
         self.name, self.frame_us, self.speed, self.quiet = name, frame_us, speed, quiet
-        self.frames = self.behind = 0
+        self.frames = self.behind = self.jumps = 0
         self.worst = 0.0
         self.seen: Counter[str] = Counter()
         self.last, self.behind_now, self.said_s = "", False, 0.0  # said_s: the delay that was last printed
@@ -163,6 +164,12 @@ class View:
     def __exit__(self, *_: object) -> None:
         if self.live is not None:
             self.live.stop()
+
+    def note_jumps(self, jumps: int) -> None:
+        """Say that time began anew, if it did since it was last said."""
+        if jumps > self.jumps and not self.quiet:
+            self.console.print("the events' clock jumped: time begins anew")
+        self.jumps = jumps
 
     def show(self, ranked: list[dict[str, Any]], late_s: float) -> None:
         """late_s: how long after its frame was complete this decision was there."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lbq.data.events import live
+from lbq.data.events import LATE_US, live
 from lbq.data.events.frames import to_frames
 from lbq.data.events.live import UdpEvents, time_frames
 from lbq.errors import DataError
@@ -77,18 +77,37 @@ def test_what_is_no_event_of_the_sensor_is_counted_and_dropped(port: UdpEvents) 
     assert (port.strange, port.late, port.jumps) == (3, 1, 0)
 
 
-def test_time_that_jumps_begins_anew(port: UdpEvents) -> None:
-    """A clock that wraps or is set again, and a sender that claims to come from far ahead: never a million empty frames."""
-    times = [5, 2**32 - 9, 40, 50]
-    send(port, *(datagram((t, 1, 1, 0)) for t in times))
-    (_, frame) = next(port.frames(10))
-    assert frame.sum() == 1
-    assert port.jumps == 2
+STEP = 10 * LATE_US  # a step of time that counts when a second event agrees
+
+
+@pytest.mark.parametrize(
+    ("times", "frames", "strange", "jumps"),
+    [
+        ([0, 5 * STEP, 3, 12], 1, 1, 0),  # one event from ahead ends no frame
+        ([9 * STEP, 9 * STEP + 3, 0, 9 * STEP + 12], 1, 1, 0),  # one from behind begins nothing
+        ([9 * STEP, 5, 7, 15], 1, 0, 1),  # a clock that was set back
+        ([5, 2**32 - 9, 2**32 - 8, 40, 42, 50], 1, 0, 2),  # one that wraps; never a million empty frames
+        ([0, STEP, 2 * STEP, 3 * STEP], 1000, 0, 0),  # a sender with little to say; its last event waits
+        ([0, 1, STEP, STEP + 1], 500, 0, 0),  # nothing moved for a while
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_a_step_of_time_counts_when_a_second_event_agrees(
+    times: list[int], frames: int, strange: int, jumps: int, together: bool, port: UdpEvents
+) -> None:
+    """Whether the events come in one datagram or in one each."""
+    events = [datagram((t, 1, 1, 0)) for t in times]
+    for data in [b"".join(events)] if together else events:  # as if they had arrived
+        port._waiting.append((0.0, data))
+        port._arrived.release()
+    frame_us = 10 if frames == 1 else STEP // 500
+    assert len(list(itertools.islice(port.frames(frame_us), frames))) == frames
+    assert (port.strange, port.late, port.jumps) == (strange, 0, jumps)
 
 
 def test_a_clock_that_stands_still_takes_no_memory(port: UdpEvents) -> None:
     """Nor do events from far ahead that come among others: they are counted and dropped."""
-    still = datagram(*[(5, 1, 1, 1)] * 100, *[(6 + 10 * live.FAR_FRAMES, 2, 2, 1)] * 4000)
+    still = datagram(*[(5, 1, 1, 1)] * 4000, (6 + 10 * STEP, 2, 2, 1))
     for data in [still] * 200 + [datagram((15, 0, 0, 0))]:  # as if they had arrived
         port._waiting.append((0.0, data))
         port._arrived.release()
@@ -97,7 +116,7 @@ def test_a_clock_that_stands_still_takes_no_memory(port: UdpEvents) -> None:
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (frame.sum(), frame[1, 1, 1]) == (255, 255)
-    assert (port.strange, port.late, port.jumps) == (200 * 4000, 0, 0)
+    assert (port.strange, port.late, port.jumps) == (200, 0, 0)
     assert peak_bytes < 2**20
 
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.data.events import Events
+from lbq.data.events import LATE_US, Events
 from lbq.data.events.frames import Size, to_frames
 from lbq.errors import DataError
 
 Frame = NDArray[np.uint8]  # [2, H, W]
 MOST_WAITING = 4096  # datagrams that have arrived and are not read yet; newer ones are lost
-FAR_FRAMES = 1000  # a time that jumps by more frames than this begins anew, in either direction
+FAR_FRAMES = 1000  # time that steps ahead by more frames than this begins anew
 DATAGRAM_BYTES = 65536
 
 
@@ -38,8 +38,8 @@ def time_frames(events: Events, frame_us: int, size: Size | None = None) -> Iter
 class UdpEvents:
     """Events that arrive at a UDP port of 127.0.0.1. A thread of its own receives them, so that none waits for a network.
 
-    lost: datagrams that came while too many waited. strange: datagrams or events that are none of this sensor, or from far
-    ahead of the others. late: events of frames that were over. jumps: how often time began anew.
+    lost: datagrams that came while too many waited. strange: datagrams or events that are none of this sensor, or whose time
+    no other event shares. late: events of frames that were over. jumps: how often time began anew.
     """
 
     def __init__(self, port: int, width: int, height: int) -> None:
@@ -88,36 +88,57 @@ class UdpEvents:
     def frames(self, frame_us: int, size: Size | None = None) -> Iterator[tuple[float, Frame]]:
         """Frames of `frame_us` microseconds by the events' own time, and when (`time.monotonic`) the event came that ended it.
 
-        Where events are silent for a while, frames without events come with the next one. Events are counted as they come,
-        so that a sender whose clock stands still takes no memory.
+        Where events are silent for a while, frames without events come with the next ones. A step of time by more than a
+        frame and `LATE_US` counts when the event after it agrees. A step back begins anew, and so does one of more than
+        `FAR_FRAMES` ahead. Events are counted as they come, so that a sender whose clock stands still takes no memory.
         """
         start: int | None = None
         none: NDArray[Any] = np.zeros(0, np.int64)
         shape = to_frames(Events(none, none, none, none, self.width, self.height), 1, size=size)[0].shape
         counts = np.zeros(shape, np.int64)  # of the frame that is not over yet
-        while self._arrived.acquire() and not self._closed:
-            if not self._waiting and self._error is not None:
-                raise DataError(f"UDP port {self.port} cannot be read any more: {self._error}") from self._error
-            arrival, data = self._waiting.popleft()
-            events = self._decoded(data)
-            if not events.shape[1]:
-                continue
-            if start is None or abs(int(events[0, 0]) - start) > FAR_FRAMES * frame_us:
+        for arrival, events, back in self._runs(frame_us + LATE_US):
+            first = int(events[0, 0])
+            if start is None or back or first > start + FAR_FRAMES * frame_us:
                 self.jumps += start is not None
-                start = int(events[0, 0])
+                start = first
                 counts[:] = 0
-            late, far = events[0] < start, events[0] > start + FAR_FRAMES * frame_us
-            self.late += int(late.sum())
-            self.strange += int(far.sum())
-            events = events[:, ~(late | far)]
-            newest = int(events[0].max(initial=start))
-            while newest >= start + frame_us:
+            self.late += int((events[0] < start).sum())
+            events = events[:, events[0] >= start]
+            while events.size and int(events[0].max()) >= start + frame_us:
                 over = events[0] < start + frame_us
                 self._count(events[:, over], counts)
                 yield arrival, np.minimum(counts, 255).astype(np.uint8)
                 start, events = start + frame_us, events[:, ~over]
                 counts[:] = 0
             self._count(events, counts)
+
+    def _runs(self, near: int) -> Iterator[tuple[float, NDArray[np.int64], bool]]:
+        """Events [4, N] as they come, cut where time steps by more than `near`; when they came; whether time stepped back.
+
+        A lone event behind a step waits for the next one, and is dropped if that is nearer to the time before.
+        """
+        newest: int | None = None
+        lone: NDArray[np.int64] = np.zeros((4, 0), np.int64)
+        while self._arrived.acquire() and not self._closed:
+            if not self._waiting and self._error is not None:
+                raise DataError(f"UDP port {self.port} cannot be read any more: {self._error}") from self._error
+            arrival, data = self._waiting.popleft()
+            some = np.concatenate([lone, self._decoded(data)], axis=1)
+            runs = np.split(some, np.flatnonzero(np.abs(np.diff(some[0])) > near) + 1, axis=1) if some.size else []
+            lone = some[:, :0]
+            for number, run in enumerate(runs):
+                first = int(run[0, 0])
+                if newest is not None and run.shape[1] == 1 and abs(first - newest) > near:
+                    if number == len(runs) - 1:
+                        lone = run
+                        continue
+                    following = int(runs[number + 1][0, 0])
+                    if abs(following - newest) < abs(following - first):
+                        self.strange += 1
+                        continue
+                back = newest is not None and first < newest - near
+                newest = max(int(run[0].max()), first if back or newest is None else newest)
+                yield arrival, run, back
 
     def _decoded(self, data: bytes) -> NDArray[np.int64]:
         """t, x, y and p `[4, N]` of the events of one datagram that this sensor can have."""
