@@ -235,8 +235,31 @@ def test_wrong_calls_say_what_to_do(net: Network, images: Ints) -> None:
         LbqError, match=r"^give 1 share from 0 to 1, one for each timestep but the last, got \[0.1, 0.2\]"
     ):
         plain.with_exits(images, (0.1, 0.2), "x")
-    with pytest.raises(DataError, match="on training images in memory, such as CIFAR's, not on an unnamed dataset"):
+    with pytest.raises(DataError, match="such as CIFAR's, or on event frames, not on an unnamed dataset: call with_exits"):
         calibration_images(plain.network, None, 5)
+
+
+def test_event_networks_choose_on_their_training_frames(call: Call, tmp_path: Path) -> None:
+    frames = pixels(30, 3, 2, 4, 4, seed=3)
+    labels = np.arange(30) % 3
+    for part in ("train", "test"):
+        np.savez(tmp_path / f"{part}.npz", images=frames, labels=labels)
+    model, out = tmp_path / "model.lbq", tmp_path / "early.lbq"
+    net = eventful()
+    engine.save(model, Network(replace(net.network, facts={"data": {"name": "arrays"}})))
+    call.printed("exits", model, tmp_path, "--share", 0.5, "--share", 0.25, "--images", 20, "-o", out)
+    x, source = calibration_images(engine.load(model).network, str(tmp_path), 20)
+    assert source == "20 training samples of arrays, seed 0"
+    made, expected = (n.network.exits for n in (engine.load(out), net.with_exits(x, (0.5, 0.25), source)))
+    assert made is not None
+    assert expected is not None
+    assert (made.margins, made.shares, made.source) == (expected.margins, expected.shares, source)
+    ran = call.json("run", out, tmp_path, "--exit")
+    assert sum(ran["stopped"]) == 30
+    for part in ("train", "test"):
+        np.savez(tmp_path / f"{part}.npz", images=frames[:, :2], labels=labels)
+    said = call.refused("exits", model, tmp_path, "-o", out)
+    assert "samples of arrays are [2, 2, 4, 4], the network reads [3, 2, 4, 4]" in said
 
 
 def test_crops_and_flips_keep_the_pictures() -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.counting.inputs import frame_settings
 from lbq.counting.operations import Count, Counter, Mode
 from lbq.counting.tally import Tallies
 from lbq.data.registry import REGISTRY
@@ -25,24 +26,28 @@ def calibration_images(
 ) -> tuple[NDArray[np.uint8], str]:
     """Training images of the network's dataset in random order, those of CIFAR cropped and flipped; and what they are.
 
-    A network fits its training images, and leads are larger on them than on others. Crops and flips come nearer.
+    Or event frames `[T, B, C, H, W]`. A network fits its training images, and leads are larger on them than on others. Crops
+    and flips come nearer.
     """
     name = str(network.dataset.get("name", ""))  # files may hold anything
     known = REGISTRY.get(name)
-    if known is None or known.kind != "images":
+    if known is None or known.load is None:
         raise DataError(
-            f"margins are chosen on training images in memory, such as CIFAR's, not on {name or 'an unnamed dataset'}: "
-            "call with_exits(images, shares, source) of the network in Python"
+            f"margins are chosen on training images in memory, such as CIFAR's, or on event frames, not on "
+            f"{name or 'an unnamed dataset'}: call with_exits(images, shares, source) of the network in Python"
         )
     if data is None and name != "digits":
-        raise DataError(f"give the folder of {name}, whose training images margins are chosen on")
+        raise DataError(f"give the folder of {name}, whose training part margins are chosen on")
     if name == "digits" and data not in (None, "digits"):
         raise DataError(f"{data!r} is not what the network was trained on: give digits, or nothing")
-    images = np.asarray(load_whole(name, data or "").train.images)
-    if images.shape[1:] != network.input_shape:
-        raise DataError(f"images of {name} are {list(images.shape[1:])}, the network reads {list(network.input_shape)}")
+    images = np.asarray(load_whole(name, data or "", network.timesteps, *frame_settings(network)).train.images)
+    shape = network.input_shape if network.static else (network.timesteps, *network.input_shape)
+    if images.shape[1:] != shape:
+        raise DataError(f"samples of {name} are {list(images.shape[1:])}, the network reads {list(shape)}")
     random = np.random.default_rng(seed)
     chosen = images[random.permutation(len(images))[:count]]
+    if not network.static:
+        return np.ascontiguousarray(chosen.swapaxes(0, 1)), f"{len(chosen)} training samples of {name}, seed {seed}"
     if not known.crop:
         return chosen, f"{len(chosen)} training images of {name}, seed {seed}"
     source = f"{len(chosen)} training images of {name}, cropped and flipped, seed {seed}"

@@ -95,10 +95,15 @@ def _open_dataset(network: IntegerNetwork, data: str | None) -> TestSet:
                 f"{data} has no test.npz: put 'images' and 'labels' there, or give a .npz file; predict takes images"
             )
         return open_arrays(test, network.static, network.input_shape, network.timesteps)
-    size, frames, window = (settings.get(key, default) for key, default in DATASET_DEFAULTS.items())
+    return open_test(name, data or "", network.timesteps, *frame_settings(network))
+
+
+def frame_settings(network: IntegerNetwork) -> tuple[int, str, int]:
+    """`data.size`, `data.frames` and `data.window_ms` of the training, as the network's facts say them."""
+    size, frames, window = (network.dataset.get(key, default) for key, default in DATASET_DEFAULTS.items())
     if type(size) is not int or type(window) is not int or frames not in ("count", "time") or min(size, window) < 0:
         raise ArtefactError("the network's facts about its dataset make no sense")
-    return open_test(name, data or "", network.timesteps, size, frames, window)
+    return size, str(frames), window
 
 
 def _check_shape(test: TestSet, network: IntegerNetwork) -> None:
