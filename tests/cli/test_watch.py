@@ -163,18 +163,26 @@ def test_a_network_of_a_known_dataset_says_how_long_its_frames_are(
     call: Call, model: Path, recording: Path, tmp_path: Path
 ) -> None:
     net = engine.load(model)
-    facts = {"data": {"name": "dvs_objects", "window_ms": 20}}
+    facts = {"data": {"name": "dvs_objects", "frames": "time", "window_ms": 20}}
     engine.save(tmp_path / "o.lbq", Network(replace(net.network, facts=facts), net.golden))
     assert call.json("watch", recording, tmp_path / "o.lbq", "--frames", 1)["frame_ms"] == 10
 
 
 @pytest.mark.parametrize("window_ms", ["absent", None, "20", [20], True, 0, -5, 1e-9, 1e300, float("nan"), 10**400])
 def test_a_dataset_whose_facts_are_forged_says_nothing_of_frames(model: Path, window_ms: Any) -> None:
-    data = {"name": "dvs_objects"} | ({} if window_ms == "absent" else {"window_ms": window_ms})
+    data = {"name": "dvs_objects", "frames": "time"} | ({} if window_ms == "absent" else {"window_ms": window_ms})
     network = replace(engine.load(model).network, facts={"data": data})
     with pytest.raises(LbqError, match="say how long a frame is with --frame-ms"):
         watch._frame_us(network, None)
     assert watch._frame_us(network, 5) == 5000
+
+
+def test_frames_of_equal_counts_last_no_known_time(model: Path) -> None:
+    network = replace(
+        engine.load(model).network, facts={"data": {"name": "dvs_objects", "frames": "count", "window_ms": 20}}
+    )
+    with pytest.raises(LbqError, match="say how long a frame is with --frame-ms: the network's frames were not cut by"):
+        watch._frame_us(network, None)
 
 
 def test_what_cannot_be_watched_is_one_line(call: Call, model: Path, recording: Path, tmp_path: Path) -> None:
@@ -196,6 +204,14 @@ def test_what_cannot_be_watched_is_one_line(call: Call, model: Path, recording: 
         (model, model, "--frame-ms", 10): f"{model} is no recording that can be read",
         (without, model, "--frame-ms", 10): f"{without} does not say how large its sensor is",
         (without, model, "--frame-ms", 10, "--sensor", "8"): "--sensor must be WIDTHxHEIGHT in pixels",
+        (
+            recording,
+            model,
+            "--frame-ms",
+            10,
+            "--sensor",
+            "35x34",
+        ): f"{recording} is of a sensor of 34 x 34 pixels: leave out",
         (without, model, "--frame-ms", 10, "--sensor", "7x8"): "the sensor has 7 x 8 pixels, fewer than the network's",
         (recording, images): "the network reads images of 2x",
         (recording, model, "--frame-ms", 10, "--restart", 5000): "restart must be a whole number of frames",

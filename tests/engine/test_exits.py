@@ -235,7 +235,9 @@ def test_wrong_calls_say_what_to_do(net: Network, images: Ints) -> None:
         LbqError, match=r"^give 1 share from 0 to 1, one for each timestep but the last, got \[0.1, 0.2\]"
     ):
         plain.with_exits(images, (0.1, 0.2), "x")
-    with pytest.raises(DataError, match="such as CIFAR's, or on event frames, not on an unnamed dataset: call with_exits"):
+    with pytest.raises(
+        DataError, match="such as CIFAR's, or on event frames, not on an unnamed dataset: call with_exits"
+    ):
         calibration_images(plain.network, None, 5)
 
 

@@ -92,6 +92,23 @@ def test_the_ann_is_of_the_same_network_and_best_of_the_same_length() -> None:
         assert story.ann.accuracy == expected
 
 
+def test_an_ann_of_event_frames_pays_for_each_frame_it_reads() -> None:
+    """Trained frame by frame, it makes a pass for each; where none was trained, one pass over their sum is the fair rival."""
+    run = of_cifar(timesteps=4)
+    (analysis,) = run.analyses
+    frames = {kind: {**analysis.accounts[kind], "frames": 4} for kind in ("exact", "rate")}
+    events = replace(run, analyses=[replace(analysis, accounts={**analysis.accounts, **frames})])
+    (alone,), (beside,) = (stories(Gathered([events, *more])) for more in ([], [ann(timesteps=4)]))
+    assert alone.ann is not None
+    assert beside.ann is not None
+    once, each = alone.ann, beside.ann
+    assert (once.summed, each.summed) == (4, 1)
+    assert "multiplications, in one pass over the sum of the 4 frames." in " ".join(sentences(alone))
+    assert "multiplications. " in " ".join(sentences(beside))
+    for name in ("operations", "paper", "memory"):
+        assert getattr(each, name) == pytest.approx(4 * getattr(once, name))
+
+
 def test_of_many_runs_each_kind_is_shown_once() -> None:
     def run(i: int, **changes: Any) -> Result:
         return of_cifar(test_accuracy=90.0 + i, name=f"run {i}", weights_sha256=str(i) * 64, **changes)

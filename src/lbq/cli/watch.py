@@ -66,6 +66,10 @@ def watch(
     frame_us = _frame_us(net.network, frame_ms)
     stream, (_, height, width) = net.stream(window, restart), net.network.input_shape
     events = None if udp is not None else read_recording(files[0], _sensor(sensor))
+    if events is not None and sensor is not None and (events.width, events.height) != _sensor(sensor):
+        raise LbqError(
+            f"{files[0]} is of a sensor of {events.width} x {events.height} pixels: leave out --sensor {sensor}"
+        )
     across, down = (events.width, events.height) if events is not None else _sensor(sensor) or (0, 0)
     if across < width or down < height:
         raise LbqError(f"the sensor has {across} x {down} pixels, fewer than the network's frames, {width} x {height}")
@@ -107,7 +111,8 @@ def _frame_us(network: IntegerNetwork, frame_ms: float | None) -> int:
             f"the network reads {'images' if network.static else 'frames'} of {shape}, not events in two polarities: give one "
             "that was trained on event frames, docs/tutorials/watch.md"
         )
-    if frame_ms is None and network.dataset.get("name") == "dvs_objects":
+    known = network.dataset.get("name") == "dvs_objects" and network.dataset.get("frames") == "time"
+    if frame_ms is None and known:
         window_ms: Any = network.dataset.get("window_ms")  # a file says so: it may be anything
         if type(window_ms) in (int, float) and 0.001 * network.timesteps <= window_ms <= 1e6 * network.timesteps:
             frame_ms = window_ms / network.timesteps

@@ -27,7 +27,8 @@ class Row:
     """A network. series: its colour, as in other figures where these tell all rows apart.
 
     operations: millions of accumulations per image, of an ANN of MACs. Energies in microjoules per image. paper: in the
-    paper's regime, an ANN in fp32; memory: on integers with memory, an ANN in int8. None: not known.
+    paper's regime, an ANN in fp32; memory: on integers with memory, an ANN in int8. None: not known. summed: of how many frames
+    an ANN reads the sum.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Row:
     operations: float | None = None
     paper: float | None = None
     memory: float | None = None
+    summed: int = 1
 
 
 @dataclass(frozen=True)
@@ -142,15 +144,20 @@ def _row(group: Group, name: str, series: int, technology: Technology) -> Row:
 
 
 def _ann_row(lead: Group, ann: Group | None, name: str, series: int, technology: Technology) -> Row:
-    """The ANN: its accuracy where one was trained; its counts and energies follow from the lead's network."""
+    """The ANN: its accuracy where one was trained; its counts and energies follow from the lead's network.
+
+    Of event frames it makes one pass over their sum, or one over each if it was trained so.
+    """
     accuracy = None if ann is None else accuracy_of(ann)
     counted = accounts_of(lead)
     if not counted:
         return Row(name, series, accuracy)
     exact, rate = counted[0]
+    passes = exact.frames if ann is not None and int(ann.record["timesteps"]) > 1 else 1
     int8 = next(m for m in costs(exact, technology).methods if m.name == "ANN, int8")
-    paper = 1e3 * energy_mj(Operations(rate.ann_macs), technology.paper)
-    return Row(name, series, accuracy, rate.ann_macs / 1e6, paper, int8.memory_uj)
+    paper = 1e3 * energy_mj(Operations(passes * rate.ann_macs), technology.paper)
+    operations, memory = passes * rate.ann_macs / 1e6, passes * int8.memory_uj
+    return Row(name, series, accuracy, operations, paper, memory, exact.frames // passes)
 
 
 def shown_number(value: float) -> str:
@@ -257,7 +264,8 @@ def sentences(story: Story) -> list[str]:
     elif ann is not None and ann.operations and ann.paper and lead.paper and ann.memory and lead.memory:
         said.append(
             f"An image takes **{shown_number(lead.operations)} million accumulations**, where the ANN takes "
-            f"{shown_number(ann.operations)} million multiplications."
+            f"{shown_number(ann.operations)} million multiplications"
+            + (f", in one pass over the sum of the {ann.summed} frames." if ann.summed > 1 else ".")
         )
         said.append("Both include padding: accumulations are counted as rate x MACs, as the paper counts them.")
         said.append(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lbq.data.events import frames
 from lbq.data.events.frames import slice_bounds, to_frames
+from lbq.errors import DataError
 from tests.support import aedat_writer as writer
 from tests.support.some_events import EVENTS, event_lists, events_of
 
@@ -78,9 +79,15 @@ def test_frames_saturate_and_keep_polarities_apart() -> None:
 def test_frames_of_nothing_and_of_one_instant() -> None:
     for by in ("count", "time"):
         assert not to_frames(events_of([]), 4, by, (6, 7)).any()
-    instant = events_of([(2**62, 0, 0, 1)] * 5)
+    instant = events_of([(2**62 - 1, 0, 0, 1)] * 5)
     assert to_frames(instant, 3, "time").sum(axis=(1, 2, 3)).tolist() == [5, 0, 0]
     assert to_frames(instant, 5, "count").sum(axis=(1, 2, 3)).tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("t", [2**62, 2**63 - 1, -(2**62), -(2**63)])
+def test_times_whose_differences_have_no_room_are_refused(t: int) -> None:
+    with pytest.raises(DataError, match="event 0 has t = "):
+        events_of([(t, 0, 0, 1)])
 
 
 def test_time_slices_of_a_given_span() -> None:

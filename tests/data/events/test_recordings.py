@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -92,6 +92,13 @@ def test_evt3_by_hand() -> None:
         (4112, 7, 3, 0),
     ]
     assert as_tuples(decode_prophesee(data, "f")) == expected
+
+
+def test_the_upper_part_of_a_time_begins_with_a_lower_one_of_zero() -> None:
+    """An event between both words of a new time is of its beginning, not 4 ms later. One said again changes nothing."""
+    words = [0x8001, 0x6FF0, 0x0003, 0x2001, 0x8001, 0x2002, 0x8002, 0x2003, 0x6004, 0x2004]
+    data = event_writers.raw_header("3.0", (128, 128)) + struct.pack(f"<{len(words)}H", *words)
+    assert [t for t, *_ in as_tuples(decode_prophesee(data, "f"))] == [8176, 8176, 8192, 8196]
 
 
 def test_evt2_by_hand() -> None:
@@ -249,3 +256,17 @@ def test_recordings_of_all_formats_are_told_apart(tmp_path: Path) -> None:
         read_recording(tmp_path / "x.png")
     with pytest.raises(DataError, match="cannot read"):
         read_recording(tmp_path / "none.raw")
+
+
+def test_what_an_error_tells_to_raise_can_be_raised(tmp_path: Path) -> None:
+    path = tmp_path / "r.raw"
+    late = [(20_000, 1, 1, 0), (5, 2, 2, 1)]
+    path.write_bytes(event_writers.evt2(late))
+    with pytest.raises(DataError, match="are sorted, sort_within_us of the reader"):
+        read_recording(path)
+    assert as_tuples(read_recording(path, sort_within_us=50_000)) == late[::-1]
+    with pytest.raises(DataError, match="raise max_events"):
+        read_recording(path, sort_within_us=50_000, max_events=1)
+    for size in ((0, 5), (10,), "640x480"):
+        with pytest.raises(ValueError, match="size must be \\(width, height\\) in pixels"):
+            read_recording(path, cast("Any", size))

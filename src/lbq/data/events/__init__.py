@@ -25,7 +25,7 @@ MAX_BYTES = 128 * 2**20  # 16.8 million 8-byte events; with the decoded arrays i
 MAX_HEADER_BYTES = 2**20  # text in front of the events; jAER's dump of camera settings takes about 3 kB
 COLUMNS: dict[str, type[np.integer[Any]]] = {"t": np.int64, "x": np.uint16, "y": np.uint16, "p": np.uint8}
 LATE_US = 10_000  # early cameras deliver some events late: readers sort within 10 ms and refuse beyond
-MAX_TIME_US = 2**62  # of a file's events, on both sides of 0: differences of two times fit 64 bits
+MAX_TIME_US = 2**62  # of events, on both sides of 0: differences of two times fit 64 bits
 CHUNK_EVENTS = 2**20  # decoded at a time: bounds the temporaries
 
 
@@ -33,7 +33,8 @@ CHUNK_EVENTS = 2**20  # decoded at a time: bounds the temporaries
 class Events:
     """Events of one recording, all arrays `[N]`, in order of time.
 
-    `t` int64 microseconds, never decreasing; `x`, `y` uint16 pixels below `width` and `height`; `p` uint8, 1 = ON.
+    `t` int64 microseconds, never decreasing, less than 2^62 from 0; `x`, `y` uint16 pixels below `width` and `height`; `p`
+    uint8, 1 = ON.
     Arrays of these types are not copied. Other whole numbers and bool are converted if every value fits. A polarity of
     -1 means OFF if there is no 0; with both, it would not be known which of them means OFF.
     """
@@ -55,7 +56,7 @@ class Events:
             object.__setattr__(self, "p", _unsigned_polarity(self.p))
         for name, limit in (("x", self.width), ("y", self.height), ("p", 2)):
             object.__setattr__(self, name, _fitted(name, getattr(self, name), 0, limit, COLUMNS[name]))
-        object.__setattr__(self, "t", _fitted("t", self.t, -(2**63), 2**63, COLUMNS["t"]))
+        object.__setattr__(self, "t", _fitted("t", self.t, 1 - MAX_TIME_US, MAX_TIME_US, COLUMNS["t"]))
         if (back := _first_step_back(self.t)) is not None:
             raise DataError(
                 f"time goes back at event {back}, from {self.t[back - 1]} to {self.t[back]} us: "

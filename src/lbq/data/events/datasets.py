@@ -225,6 +225,8 @@ def load_dvs_objects(root: Path | str, tree: Mapping[str, File], window_us: int 
 
 def windows(events: Events, window_us: int) -> Iterator[tuple[Events, tuple[int, int]]]:
     """The whole windows of a recording from its first event on that hold events, and their (start, stop) in microseconds."""
+    if window_us < 1:
+        raise ValueError(f"window_us must be at least 1 microsecond, got {window_us}")
     if len(events):
         first, last = int(events.t[0]), int(events.t[-1])
         for i in np.unique((events.t - first) // window_us).tolist():

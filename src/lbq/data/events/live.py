@@ -28,6 +28,8 @@ DATAGRAM_BYTES = 65536
 
 def time_frames(events: Events, frame_us: int, size: Size | None = None) -> Iterator[Frame]:
     """The frames of a recording, each of `frame_us` microseconds from its first event on, also those without events."""
+    if frame_us < 1:
+        raise ValueError(f"frame_us must be at least 1 microsecond, got {frame_us}")
     if len(events):
         first, last = int(events.t[0]), int(events.t[-1])
         for start in range(first, last + 1, frame_us):

@@ -10,7 +10,7 @@ bits 22-27, x in 11-21, y in 0-10. 8: bits 0-27 are the upper 28 bits of the tim
 
 **EVT 3.0** is words of 16 bits, their kind in bits 12-15. 0: y of what follows, in bits 0-10. 2: an event, x in bits 0-10,
 ON in bit 11. 3: x and ON for vectors that follow. 4, 5: a vector of 12 or 8 pixels, a set bit i is an event at x + i; then x
-grows by 12 or 8. 6, 8: the lower and upper 12 bits of the time of what follows.
+grows by 12 or 8. 6, 8: the lower and upper 12 bits of the time of what follows; when the upper ones change, the lower are 0.
 
 **DAT** has two bytes after the text, the kind of events (0 or 12) and their size, 8. An event is 32 bits of time, then x in
 bits 0-13, y in 14-27 and ON above.
@@ -166,7 +166,9 @@ def _evt3(words: NDArray[np.uint16]) -> Iterator[Columns]:
     for part in _parts(words):
         kind, value = part >> 12, (part & 0xFFF).astype(np.int64)
         highs = _latest(clock.unwrapped(value[kind == 8]), kind == 8, high)
-        lows, rows = _latest(value[kind == 6], kind == 6, low), _latest(value[kind == 0] & 0x7FF, kind == 0, y)
+        anew = np.diff(highs, prepend=high) != 0  # a new upper part begins with a lower one of 0
+        lows = _latest(np.where(anew, 0, value)[anew | (kind == 6)], anew | (kind == 6), low)
+        rows = _latest(value[kind == 0] & 0x7FF, kind == 0, y)
         vectors = _latest(value[kind == 3], kind == 3, vector)  # x and, in bit 11, ON
         passed = np.concatenate(([moved], moved + np.cumsum(np.where(kind == 4, 12, np.where(kind == 5, 8, 0)))))
         since = passed[:-1] - _latest(passed[:-1][kind == 3], kind == 3, 0)  # pixels of vectors in front of this one
