@@ -29,7 +29,6 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "remark"),
     [
-        ("data.size=4", "data.size has no effect with data.name=digits, whose samples are taken as they are"),
         ("data.frames=time", "data.frames has no effect with data.name=digits, which holds no recordings"),
         (
             "data.window_ms=5",

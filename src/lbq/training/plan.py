@@ -117,8 +117,6 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
     neurons = list(neurons_of(trainer.net).values())
     if config.data.frames != usual.data.frames and config.data.name not in EVENTS:
         yield f"data.frames has no effect with data.name={config.data.name}, which holds no recordings"
-    if config.data.size and REGISTRY[config.data.name].kind == "images":
-        yield f"data.size has no effect with data.name={config.data.name}, whose samples are taken as they are"
     if config.data.window_ms != usual.data.window_ms and config.data.name != "dvs_objects":
         yield f"data.window_ms has no effect with data.name={config.data.name}: it cuts the recordings of dvs_objects"
     if t.loss != "tet" and t.tet_weight != usual.train.tet_weight:
