@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import json
 import math
 import re
 from dataclasses import replace
@@ -28,7 +29,7 @@ from lbq.deploy import deploy
 from lbq.errors import LbqError
 from lbq.kernels import surrogate
 from lbq.report.cost_figures import cost_figures, speed_figures
-from lbq.report.cost_tables import accounts
+from lbq.report.cost_tables import accounts, accounts_of
 from lbq.report.figures import level_colour
 from lbq.report.front import front_figures
 from lbq.report.layer_figures import analysis_figures, layer_figures
@@ -245,6 +246,21 @@ def test_of_many_runs_the_costs_number_those_that_matter() -> None:
     assert "Small: 7 more runs of ours." in energy.caption
     assert "Left out: 7 more runs of ours" in counts.caption
     assert len(re.findall(r'class="mark s1"', energy.svg)) == 9 + 2
+
+
+def test_counts_are_means_over_seeds() -> None:
+    first = of_cifar()
+    (analysis,) = first.analyses
+    stored = json.loads(json.dumps(analysis.accounts))
+    for synapse in stored["rate"]["synapses"].values():
+        synapse["unary"], synapse["bit_sparse"] = 3e9 * synapse["unary"], 3e9 * synapse["bit_sparse"]
+    second = replace(first, source="other", analyses=[replace(analysis, accounts=stored)])
+    (group,) = Gathered([first, second]).groups
+    totals = [rate.total for _, rate in accounts_of(group)]
+    assert len(totals) == 2
+    unary, sparse = (sum(getattr(t, name) for t in totals) / 2e6 for name in ("unary", "bit_sparse"))
+    _, counts = cost_figures(accounts([group]))
+    assert f">{unary:,.1f} and {sparse:,.1f} M<" in counts.svg
 
 
 def test_a_scatter_uses_its_space() -> None:

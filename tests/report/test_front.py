@@ -44,6 +44,13 @@ def test_the_front_joins_what_nothing_beats() -> None:
     assert ">LBQ (5), the paper<" in shown
 
 
+def test_too_few_networks_make_no_front() -> None:
+    """Those that lie far below are not drawn, so they do not count."""
+    for accuracies, figures in (((97.4, 97.0, 96.0), 1), ((97.4, 97.0, 80.0), 0)):
+        results = [of_cifar(seed=i, name=f"net{i}", test_accuracy=a, epochs=300) for i, a in enumerate(accuracies)]
+        assert len(front_figures(Gathered(results))) == figures
+
+
 def test_a_network_as_accurate_as_one_of_the_front_has_a_name() -> None:
     made = [(97.4, 1.0), (97.4, 1.1), (97.3, 1.2)]
     results = [

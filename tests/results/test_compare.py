@@ -51,7 +51,7 @@ def test_welchs_interval() -> None:
     assert (high - low) / 2 == pytest.approx(4.3027 * 0.2 / math.sqrt(3), abs=1e-4)
     assert welch(side(97.0), theirs) is None
     assert side(97.0).interval is None
-    assert welch(side(97.0, 97.0), side(96.0, 96.0)) == (1.0, 1.0)
+    assert welch(side(97.0, 97.0), side(96.0, 96.0)) is None  # no interval of width 0
 
 
 def test_the_bootstrap_has_the_width_of_the_normal_interval() -> None:
@@ -95,8 +95,18 @@ def test_ours_minus_theirs(tmp_path: Path) -> None:
     assert text.startswith("ours    90.500 % of 2 trainings (90.00, 91.00), in float, 95 %: ")
     assert "ours - theirs: +10.250 points\nover trainings, 95 %: +" in text
     assert text.endswith("(paired bootstrap, 600 samples)")
+    assert made.by_seed is not None
+    assert made.by_seed.accuracies == pytest.approx((10.0, 10.5))
+    assert made.by_seed.interval == pytest.approx((10.25 - student(1) * 0.25, 10.25 + student(1) * 0.25))
+    assert "\nof the same seed, 95 %: +7.073 to +13.427 (Student; +10.00, +10.50; standard error 0.250)\n" in text
+    assert made.to_dict()["by_seed"]["differences"] == pytest.approx((10.0, 10.5))
+    back = compare(gather(paths[:2]).finished, gather([paths[3], paths[2]]).finished)  # whatever their order
+    assert back.by_seed is not None
+    assert back.by_seed.accuracies == made.by_seed.accuracies
     one = compare(gather(paths[:1]).finished, gather(paths[2:3]).finished)
-    assert one.over_trainings is None
+    assert (one.over_trainings, one.by_seed) == (None, None)
+    others = [paths[2], stored(tmp_path, "e", 80.5, right, seed=2)]
+    assert compare(gather(paths[:2]).finished, gather(others).finished).by_seed is None
     assert "over trainings: not known, each side needs two or more" in str(one)
     with pytest.raises(LbqError, match="a.json is on both sides: compare it with another training"):
         compare(gather(paths[:2]).finished, gather(paths[:1]).finished)

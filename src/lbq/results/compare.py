@@ -34,13 +34,14 @@ class Side:
     """Some networks of one kind, one for each training.
 
     sources: their files. accuracies: in percent. right: samples by their order, the mean over the networks; None where one of
-    them does not say it. on_integers: whether each accuracy is the deployed network's.
+    them does not say it. on_integers: whether each accuracy is the deployed network's. seeds: of each, if its record says it.
     """
 
     sources: tuple[str, ...]
     accuracies: tuple[float, ...]
     right: NDArray[np.float64] | None
     on_integers: tuple[bool, ...] = ()
+    seeds: tuple[int | None, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -74,8 +75,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """difference: of the means, in points. over_trainings: Welch's interval; None where a side has one network.
-    over_samples: of the bootstrap; None where a network does not say which samples it gets right."""
+    """difference: of the means, in points. over_trainings: Welch's interval; None where a side has one network, or where none
+    of either side differ. by_seed: Student's interval of the differences of the same seed; None unless both sides have the same
+    seeds, two or more. over_samples: of the bootstrap; None where a network does not say which samples it gets right."""
 
     ours: Side
     theirs: Side
@@ -83,6 +85,7 @@ class Comparison:
     over_trainings: Interval | None
     over_samples: Interval | None
     samples: int | None
+    by_seed: Side | None = None
 
     def __str__(self) -> str:
         lines = [f"{name:8}{_described(side)}" for name, side in (("ours", self.ours), ("theirs", self.theirs))]
@@ -91,9 +94,15 @@ class Comparison:
         lines.append(f"ours - theirs: {self.difference:+.3f} points")
         percent = f"{100 * CONFIDENCE:.0f} %"
         if self.over_trainings is None:
-            lines.append("over trainings: not known, each side needs two or more")
+            lines.append("over trainings: not known, each side needs two or more, which differ")
         else:
             lines.append(f"over trainings, {percent}: {_shown(self.over_trainings)} (Welch)")
+        if self.by_seed is not None and self.by_seed.interval is not None:
+            error = (self.by_seed.deviation or 0.0) / math.sqrt(len(self.by_seed.accuracies))
+            each = ", ".join(f"{difference:+.2f}" for difference in self.by_seed.accuracies)
+            lines.append(
+                f"of the same seed, {percent}: {_shown(self.by_seed.interval)} (Student; {each}; standard error {error:.3f})"
+            )
         if self.over_samples is None:
             lines.append(
                 "over test samples: not known, an older file does not say which samples are right: train, or analyse, again"
@@ -111,6 +120,7 @@ class Comparison:
             "difference": self.difference,
             "confidence": CONFIDENCE,
             "over_trainings": self.over_trainings,
+            "by_seed": self.by_seed and {"differences": self.by_seed.accuracies, "interval": self.by_seed.interval},
             "over_samples": self.over_samples,
             "samples": self.samples,
         }
@@ -148,7 +158,20 @@ def compare(ours: Sequence[Result], theirs: Sequence[Result], in_float: bool = F
             raise LbqError(f"one side was tested on {len(first.right)} samples, the other on {len(second.right)}")
         samples = len(first.right)
         over_samples = bootstrap(100 * (first.right - second.right), seed)
-    return Comparison(first, second, first.mean - second.mean, welch(first, second), over_samples, samples)
+    difference, over_trainings = first.mean - second.mean, welch(first, second)
+    return Comparison(first, second, difference, over_trainings, over_samples, samples, _by_seed(first, second))
+
+
+def _by_seed(ours: Side, theirs: Side) -> Side | None:
+    """Differences of trainings of the same seed, which begin with the same random numbers; None where seeds are others."""
+    seeds = sorted(seed for seed in ours.seeds if seed is not None)
+    known = [seed for seed in theirs.seeds if seed is not None]
+    alike = seeds == sorted(known) and len(set(seeds)) == len(ours.seeds) == len(theirs.seeds)
+    if not alike or len(seeds) < 2:
+        return None
+    pairs = [(ours.accuracies[ours.seeds.index(s)], theirs.accuracies[theirs.seeds.index(s)]) for s in seeds]
+    differences = Side(tuple(map(str, seeds)), tuple(one - other for one, other in pairs), None)
+    return differences if differences.deviation else None
 
 
 def _check_apart(ours: Sequence[Result], theirs: Sequence[Result]) -> None:
@@ -203,7 +226,8 @@ def _side(results: Sequence[Result], in_float: bool) -> Side:
         raise LbqError(f"results of test sets of {' and '.join(map(str, sorted(sizes)))} samples cannot be compared")
     known = [right for right in rights if right is not None]
     mean = np.mean(known, axis=0) if len(known) == len(rights) else None
-    return Side(tuple(result.source for result in results), tuple(accuracies), mean, tuple(deployed))
+    seeds = tuple(None if (seed := result.record.get("seed")) is None else int(seed) for result in results)
+    return Side(tuple(result.source for result in results), tuple(accuracies), mean, tuple(deployed), seeds)
 
 
 def _right(result: Result, on_integers: bool) -> NDArray[np.bool_] | None:
@@ -226,8 +250,8 @@ def welch(ours: Side, theirs: Side) -> Interval | None:
         return None
     parts = [side.deviation**2 / len(side.accuracies) for side in (ours, theirs) if side.deviation is not None]
     variance, difference = sum(parts), ours.mean - theirs.mean
-    if not variance:
-        return difference, difference
+    if not variance:  # a few test samples: two accuracies are equal by chance
+        return None
     squares = zip(parts, (ours, theirs), strict=True)
     freedom = variance**2 / sum(part**2 / (len(side.accuracies) - 1) for part, side in squares)
     half = student(freedom) * math.sqrt(variance)
