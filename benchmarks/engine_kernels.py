@@ -7,6 +7,10 @@
 turns, best of many. onnxruntime's int8 convolution is measured where it is installed. --density prints times against
 the active ratio, 2 to 60 %, with the dense kernel beside.
 
+    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/engine_kernels.py --general
+
+times convolutions with groups and dilation, one image, beside NumPy and PyTorch in float32.
+
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/engine_kernels.py --pairs MODEL --data CIFAR10_FOLDER [--out FILE]
 
 compares two timesteps at once (method `pairs`) with bit planes instead: every convolution of a deployed network, on the
@@ -33,10 +37,13 @@ import torch
 from numpy.typing import NDArray
 
 from lbq import engine, native
+from lbq.engine import numpy_kernels
 from lbq.engine.convolution import Method, PackedConv
+from lbq.engine.general import GeneralConv
 from lbq.engine.pairs import chosen_lists, rows_by_pair
 from lbq.engine.tape import perform
 
+GENERAL = ((128, 32, 128, 1), (256, 16, 256, 1), (512, 8, 512, 1), (256, 16, 32, 1), (128, 32, 1, 2))
 LAYERS = ((128, 32), (256, 16), (512, 8))
 SHARES = (0.50, 0.13, 0.17, 0.07, 0.13)  # of levels 1..5 among those that are not zero
 
@@ -127,6 +134,45 @@ def runs_of(channels: int, size: int, batch: int, active: float, threads: int) -
     return runs
 
 
+def general_runs(channels: int, size: int, groups: int, dilation: int, active: float) -> dict[str, Callable[[], Any]]:
+    """One image through a 3x3 convolution of so many groups, padded to its size."""
+    rng, around = np.random.default_rng(0), (dilation, dilation)
+    levels = levels_of(rng, 1, size, channels, active)
+    weights = rng.integers(-127, 128, (channels, channels // groups, 3, 3)).astype(np.int8)
+    conv = GeneralConv(weights, (1, 1), around, around, groups)
+    reference = numpy_kernels.PackedConv(weights, (1, 1), around, around, groups)
+    layer = torch.nn.Conv2d(channels, channels, 3, padding=dilation, dilation=dilation, groups=groups, bias=False)
+    layer = layer.to(memory_format=torch.channels_last)
+    x = torch.from_numpy(levels.astype(np.float32)).permute(0, 3, 1, 2)
+
+    def fp32() -> None:
+        with torch.inference_mode():
+            layer(x)
+
+    steps = {method: conv.step(levels, method) for method in ("dense", "bitplane")}
+    for step in steps.values():
+        perform(step, 1)
+    assert all((step.out == reference.run(levels, "dense")[0]).all() for step in steps.values())
+    return {
+        "torch fp32": fp32,
+        "dense": lambda: perform(steps["dense"], 1),
+        "dense, NumPy": lambda: reference.run(levels, "dense"),
+        "bit planes": lambda: perform(steps["bitplane"], 1),
+    }
+
+
+def compare_general(active: float, seconds: float) -> None:
+    print(f"{100 * active:.0f} % active, milliseconds of one image")
+    names = None
+    for channels, size, groups, dilation in GENERAL:
+        times = best(seconds, general_runs(channels, size, groups, dilation, active))
+        if names is None:
+            names = list(times)
+            print(f"{'':46}" + "".join(f"{name:>14}" for name in names))
+        what = f"{channels} channels, {size}x{size}, {groups} groups, dilation {dilation}"
+        print(f"{what:46}" + "".join(f"{1e3 * times[name]:14.3f}" for name in names))
+
+
 def channels_last(levels: NDArray[Any]) -> NDArray[np.uint8]:
     """`[T * B, H, W, C]` of `[T, B, C, H, W]`."""
     moved = np.ascontiguousarray(levels.transpose(0, 1, 3, 4, 2))
@@ -209,6 +255,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--density", action="store_true")
+    parser.add_argument("--general", action="store_true", help="convolutions with groups and dilation")
     parser.add_argument("--pairs", type=Path, metavar="MODEL", help="compare two timesteps at once with planes")
     parser.add_argument("--data", type=Path, help="with --pairs: the folder of CIFAR-10")
     parser.add_argument("--out", type=Path, help="with --pairs: a JSON file")
@@ -219,6 +266,9 @@ def main() -> None:
     )
     if options.pairs is not None:
         compare_pairs(options.pairs, options.data, options.seconds, options.out)
+        return
+    if options.general:
+        compare_general(options.active, options.seconds)
         return
     ratios = (0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.6) if options.density else (options.active,)
     for active in ratios:

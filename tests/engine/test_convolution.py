@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lbq import native
 from lbq.engine.convolution import BACKENDS, MOST_WEIGHT_ROWS, Counts, PackedConv
+from lbq.engine.general import GeneralConv
 from lbq.engine.method import Prepared
 from lbq.errors import LbqError
 from lbq.graph import Synapse
@@ -268,7 +269,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for call, message in (
         (lambda: PackedConv(np.ones((2, 2, 3, 3))), "weights must be int8 or int16"),
         (lambda: PackedConv(np.ones((2, 2, 3, 3), np.int8), (0, 1)), "stride must be positive"),
-        (lambda: PackedConv(np.ones((1, 8000, 3, 3), np.int8)), "too large for the native kernels"),
+        (lambda: PackedConv(np.ones((1, 8000, 3, 3), np.int8)), "too large for these kernels: use GeneralConv"),
         (lambda: conv.run(good[..., :2]), "levels must be uint8 or int8"),
         (lambda: conv.run(good.astype(np.int32)), "levels must be uint8 or int8"),
         (lambda: conv.run(good[0]), "levels must be uint8 or int8"),
@@ -278,13 +279,13 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: heavy.run(np.full((1, 1, 1, 300), 255, np.uint8)), "beyond int32"),
         (
             lambda: PackedConv(wide).step(long),
-            "a row of 65536 pixels of 4096 channels is too long for the native kernels",
+            "a row of 65536 pixels of 4096 channels is too long for these kernels: use GeneralConv",
         ),
     ):
         with pytest.raises((ValueError, LbqError), match=message):
             call()
     synapse = Synapse("conv", "sn", "conv", wide, (4096, 1, 65536), (1, 1, 65536))
-    assert Prepared(synapse, 7, True).native_refused() == "very long rows of pixels"
+    assert isinstance(Prepared(synapse, 7, True).native, GeneralConv)
     monkeypatch.setenv("LBQ_NATIVE", "off")
     with pytest.raises(LbqError, match="native kernels are not available: switched off"):
         conv.run(good)

@@ -78,13 +78,24 @@ def test_pooling_is_recorded_too() -> None:
     assert any(space.recordings for space in net._runner._spaces)
 
 
-def test_what_numpy_did_is_not_recorded() -> None:
-    net = branched()  # it has a grouped convolution
+@pytest.mark.parametrize("in_numpy", [False, True])
+def test_what_numpy_did_is_not_recorded(in_numpy: bool) -> None:
+    """Sums of four levels up to 100 need more than 8 bits; a grouped convolution runs natively."""
+    torch.manual_seed(1)
+    layers: dict[str, Any] = {"conv": nn.Conv2d(3, 6, 3, padding=1), "sn": BurstNeuron(100), "avg": nn.AvgPool2d(2)}
+    layers |= {"conv1": nn.Conv2d(6, 4, 3, padding=1), "sn1": BurstNeuron()}
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return mean_logits(m, m.sn1(over_time(m.sn(over_time(x, m.conv, timesteps=2)), m.avg, m.conv1)))
+
+    network = Functional(forward, **layers, pool=nn.AdaptiveAvgPool2d(1), fc=nn.Linear(4, 3))
+    net = deploy_warmed(network, 3, 6, 6) if in_numpy else branched()
     for i in range(4):
         x = pixels(2, 3, 6, 6, seed=i)
         np.testing.assert_array_equal(net.run(x).logits, net.run(x, "dense").logits)
+        np.testing.assert_array_equal(net.run(x, "bitplane").logits, net.run(x, "dense").logits)
     assert net._runner is not None
-    assert not any(space.recordings for space in net._runner._spaces)
+    assert any(space.recordings for space in net._runner._spaces) is not in_numpy
 
 
 def test_choices_are_made_anew_now_and_then() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lbq.engine import convolution, neuron, products, steps, tape
+from lbq.engine import convolution, general, neuron, products, steps, tape
 from lbq.kernels import cpu
 from lbq.kernels.surrogate import SURROGATES
 from lbq.native import C_TYPES, CPU_EXTRAS, HERE, ISAS
@@ -16,6 +16,7 @@ from lbq.native import C_TYPES, CPU_EXTRAS, HERE, ISAS
 MIRRORS: dict[str, Any] = {
     "lbq_burst": cpu.BurstCall,
     "lbq_conv": convolution.ConvCall,
+    "lbq_general": general.GeneralCall,
     "lbq_product": products.ProductCall,
     "lbq_gate": products.GateCall,
     "lbq_neuron": neuron.NeuronCall,
@@ -65,7 +66,7 @@ NUMBERS: dict[str, tuple[str, Any]] = {
     "lbq_surrogate": ("", {s.name: s.code for s in SURROGATES.values() if s.code is not None}),
     "lbq_method": ("LBQ_", convolution.METHODS),
     "lbq_backend": ("LBQ_", convolution.BACKENDS),
-    "lbq_step_kind": ("LBQ_STEP_", tape.STEP_KINDS),
+    "lbq_step_kind": ("LBQ_STEP_", {kind: number for number, kind in enumerate(tape.KINDS)}),
 }
 OF_C_ALONE = {"lbq_lists"}
 

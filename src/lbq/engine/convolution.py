@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,42 @@ def check_names(method: str, backend: str) -> None:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
+class Sized(Protocol):
+    """What every packed convolution says of itself. heaviest: the largest sum of one output's magnitudes of weights."""
+
+    inputs: int
+    outputs: int
+    kh: int
+    kw: int
+    heaviest: int
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+
+def checked(
+    conv: Sized, levels: NDArray[Any], out: NDArray[np.int32] | None, largest: int | None
+) -> tuple[NDArray[Any], NDArray[np.int32], int]:
+    """Contiguous levels, where their currents go, and the largest level; an error where the library could not run them."""
+    if levels.ndim != 4 or levels.shape[3] != conv.inputs or levels.dtype not in (np.uint8, np.int8):
+        raise ValueError(f"levels must be uint8 or int8 [B, H, W, {conv.inputs}], got {levels.dtype} {levels.shape}")
+    levels = np.ascontiguousarray(levels)
+    height, width = output_size(levels.shape[1:3], (conv.kh, conv.kw), conv.stride, conv.padding, conv.dilation)
+    shape = (len(levels), height, width, conv.outputs)
+    if height < 1 or width < 1:
+        raise ValueError(f"levels {list(levels.shape)} are smaller than the kernel of {conv.kh}x{conv.kw}")
+    if out is None:
+        out = np.empty(shape, np.int32)
+    elif out.shape != shape or out.dtype != np.int32 or not out.flags.c_contiguous:
+        raise ValueError(f"out must be contiguous int32 {list(shape)}, got {out.dtype} {list(out.shape)}")
+    if largest is None:
+        lowest = int(levels.min(initial=0)) if levels.dtype == np.int8 else 0
+        largest = max(int(levels.max(initial=0)), -lowest, 1)
+    if conv.heaviest * largest > LARGEST_CURRENT:
+        raise LbqError(f"levels up to {largest} reach currents of {conv.heaviest * largest}, beyond int32")
+    return levels, out, largest
+
+
 ConvCall = native.structure(  # struct lbq_conv
     int64="batch height width inputs out_height out_width outputs kh kw stride_y stride_x pad_y pad_x block apart",
     pointer="levels out bytes words shifted quads pairs tiles totals pair_levels pair_table counts",
@@ -146,6 +182,8 @@ class PackedConv:
     A linear layer is a 1x1 kernel on a 1x1 image. Forms of the weights are made when a method first needs them.
     """
 
+    dilation = (1, 1)  # general.py has others
+
     def __init__(
         self, weights: NDArray[Any], stride: tuple[int, int] = (1, 1), padding: tuple[int, int] = (0, 0)
     ) -> None:
@@ -155,7 +193,7 @@ class PackedConv:
             raise ValueError(f"stride must be positive and padding not negative, got {stride} and {padding}")
         if weights[0].size > MOST_WEIGHT_ROWS or weights[0, 0].size > MOST_TAPS:
             size = weights[0].size
-            raise LbqError(f"a kernel of {size} weights is too large for the native kernels: use the NumPy engine")
+            raise LbqError(f"a kernel of {size} weights is too large for these kernels: use GeneralConv")
         self.outputs, self.inputs, self.kh, self.kw = weights.shape
         self.stride, self.padding, self.weights = stride, padding, weights
         self.heaviest = int(row_sums(weights).max())
@@ -195,29 +233,12 @@ class PackedConv:
         lists: PairLists | None = None,
     ) -> ConvStep:
         """The same call, ready to be performed."""
-        if levels.ndim != 4 or levels.shape[3] != self.inputs or levels.dtype not in (np.uint8, np.int8):
-            raise ValueError(
-                f"levels must be uint8 or int8 [B, H, W, {self.inputs}], got {levels.dtype} {levels.shape}"
-            )
-        levels = np.ascontiguousarray(levels)
         check_names(method, backend)
-        height, width = output_size(levels.shape[1:3], (self.kh, self.kw), self.stride, self.padding)
-        shape = (len(levels), height, width, self.outputs)
-        if height < 1 or width < 1:
-            raise ValueError(f"levels {list(levels.shape)} are smaller than the kernel of {self.kh}x{self.kw}")
+        levels, out, largest = checked(self, levels, out, largest)
         if levels.shape[2] * self.inputs > MOST_LEVELS_IN_A_ROW:
             raise LbqError(
-                f"a row of {levels.shape[2]} pixels of {self.inputs} channels is too long for the native kernels: use NumPy"
+                f"a row of {levels.shape[2]} pixels of {self.inputs} channels is too long for these kernels: use GeneralConv"
             )
-        if out is None:
-            out = np.empty(shape, np.int32)
-        elif out.shape != shape or out.dtype != np.int32 or not out.flags.c_contiguous:
-            raise ValueError(f"out must be contiguous int32 {list(shape)}, got {out.dtype} {list(out.shape)}")
-        if largest is None:
-            lowest = int(levels.min(initial=0)) if levels.dtype == np.int8 else 0
-            largest = max(int(levels.max(initial=0)), -lowest, 1)
-        if self.heaviest * largest > LARGEST_CURRENT:
-            raise LbqError(f"levels up to {largest} reach currents of {self.heaviest * largest}, beyond int32")
         if method == "pairs":
             if reason := self.pairs_refused(levels.dtype == np.int8, largest, timesteps):
                 raise ValueError(f"method pairs does not run {reason}: use bitplane")

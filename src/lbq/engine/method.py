@@ -11,6 +11,7 @@ from typing import Any, Literal
 from lbq import native as library
 from lbq.engine import convolution, numpy_kernels
 from lbq.engine.convolution import Backend, Method
+from lbq.engine.general import GeneralConv
 from lbq.engine.pairs import PairLists, chosen_lists, rows_by_pair
 from lbq.graph import Synapse
 from lbq.graph.levels import Integers, highest_level
@@ -48,8 +49,13 @@ class Prepared:
     gain: float = 1.0  # time of planes over that of pairs
 
     @cached_property
-    def native(self) -> convolution.PackedConv:
-        return convolution.PackedConv(self.synapse.weight, self.synapse.stride, self.synapse.padding)
+    def native(self) -> convolution.PackedConv | GeneralConv:
+        s = self.synapse
+        plain = s.groups == 1 and s.dilation == (1, 1)
+        few = s.weight[0].size <= convolution.MOST_WEIGHT_ROWS and s.weight[0, 0].size <= convolution.MOST_TAPS
+        if plain and few and s.in_shape[0] * s.in_shape[2] <= convolution.MOST_LEVELS_IN_A_ROW:
+            return convolution.PackedConv(s.weight, s.stride, s.padding)
+        return GeneralConv(s.weight, s.stride, s.padding, s.dilation, s.groups)
 
     @cached_property
     def numpy(self) -> numpy_kernels.PackedConv:
@@ -58,15 +64,8 @@ class Prepared:
 
     def native_refused(self) -> str | None:
         """Why the native kernels do not run this synapse, or None."""
-        weight = self.synapse.weight
-        if self.synapse.groups != 1 or self.synapse.dilation != (1, 1):
-            return "grouped or dilated"
         if self.largest > highest_level(self.signed):
             return "pooled sums above 8 bits"
-        if weight[0].size > convolution.MOST_WEIGHT_ROWS or weight[0, 0].size > convolution.MOST_TAPS:
-            return "a kernel of very many weights"
-        if self.synapse.in_shape[0] * self.synapse.in_shape[2] > convolution.MOST_LEVELS_IN_A_ROW:
-            return "very long rows of pixels"
         return None if fallback() is None else "no native library"
 
     def choose(self, engine: EngineName, levels: Integers, density: float, backend: Backend = "horner") -> Choice:

@@ -20,7 +20,7 @@ from lbq import native
 from lbq.errors import LbqError
 
 CACHE_LINE_BYTES = 64
-STEP_KINDS = {"conv": 0, "neuron": 1, "add": 2, "pool": 3, "readout": 4, "product": 5, "gate": 6}  # enum lbq_step_kind
+KINDS = ("conv", "neuron", "add", "pool", "readout", "product", "gate", "general")  # enum lbq_step_kind
 StepCall = native.structure(int64="kind", pointer="call")  # struct lbq_step
 
 
@@ -28,7 +28,7 @@ class Step:
     """One native call. memory: everything that its structure points to; it must live as long as the step."""
 
     def __init__(self, kind: str, call: ctypes.Structure, *memory: Any) -> None:
-        self.kind, self.call, self.memory = STEP_KINDS[kind], call, memory
+        self.kind, self.call, self.memory = KINDS.index(kind), call, memory
 
     def struct(self) -> ctypes.Structure:
         return StepCall(self.kind, ctypes.addressof(self.call))

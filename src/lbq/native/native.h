@@ -123,6 +123,21 @@ enum lbq_backend { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };
 /* 0, or 1 where memory ran out. next: the convolution behind it, whose first weights are fetched meanwhile, or NULL. */
 int lbq_conv(const struct lbq_conv *call, int threads, const struct lbq_conv *next);
 
+/* The same of any shape, with groups and dilation; mirrored by src/lbq/engine/general.py. Weights [kh * kw, inputs / groups, outputs], and
+ * LBQ_WIDEST more that are read and not used: those of an output read the inputs of its group. */
+struct lbq_general {
+    int64_t batch, height, width, inputs, out_height, out_width, outputs;
+    int64_t kh, kw, stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x, groups;
+    const uint8_t *levels;
+    int32_t *out;
+    const int16_t *weights;
+    int64_t *counts; /* by planes, as those of a convolution */
+    int32_t planes, is_signed, by_planes, isa;
+};
+#define LBQ_LEVEL_BITS 8
+#define LBQ_WIDEST 16 /* numbers of the widest register */
+int lbq_general(const struct lbq_general *call, int threads); /* 0, or 1 where memory ran out */
+
 /* Products of levels with levels in each head of each image; mirrored by src/lbq/engine/products.py.
  *
  * out[r, c] = sum over s of left[r, s] right[c, s]; with values, out[r, e] = sum over c of that times values[c, e]. The
@@ -201,7 +216,8 @@ enum lbq_step_kind {
     LBQ_STEP_POOL,
     LBQ_STEP_READOUT,
     LBQ_STEP_PRODUCT,
-    LBQ_STEP_GATE
+    LBQ_STEP_GATE,
+    LBQ_STEP_GENERAL
 };
 struct lbq_step {
     int64_t kind;

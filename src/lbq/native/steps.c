@@ -178,6 +178,7 @@ int lbq_steps(const struct lbq_step *steps, int64_t n, int32_t threads) {
             case LBQ_STEP_READOUT: failed = readout(call); break;
             case LBQ_STEP_PRODUCT: failed = lbq_product(call, threads); break;
             case LBQ_STEP_GATE: lbq_gate(call, threads); break;
+            case LBQ_STEP_GENERAL: failed = lbq_general(call, threads); break;
         }
         if (failed) return 1;
     }

@@ -1,0 +1,2 @@
+#define LBQ_FOR_PORTABLE
+#include "general.h"
