@@ -92,6 +92,10 @@ def test_what_is_refused() -> None:
     conv = GeneralConv(np.full((2, 1, 3, 3), 30000, np.int16), groups=2)
     good = np.ones((1, 5, 5, 2), np.uint8)
     calls: tuple[tuple[Callable[[], Any], str], ...] = (
+        (lambda: GeneralConv(np.ones((2, 1, 3, 3), np.int32)), "weights must be int8 or int16"),
+        (lambda: GeneralConv(np.ones((5, 2, 1, 1), np.int8), groups=2), "outputs a multiple of groups, got .* 2, .* and 5"),
+        (lambda: GeneralConv(np.ones((2, 2, 1, 1), np.int8), padding=(0, -1)), "padding not negative"),
+        (lambda: GeneralConv(np.ones((2, 2, 1, 1), np.int8), dilation=(0, 1)), "dilation and groups must be positive"),
         (lambda: conv.run(good[..., :1]), "levels must be uint8 or int8"),
         (lambda: conv.run(good.astype(np.int32)), "levels must be uint8 or int8"),
         (lambda: conv.run(good[:, :2]), "smaller than the kernel"),

@@ -52,6 +52,7 @@ def test_welchs_interval() -> None:
     assert welch(side(97.0), theirs) is None
     assert side(97.0).interval is None
     assert welch(side(97.0, 97.0), side(96.0, 96.0)) is None  # no interval of width 0
+    assert welch(side(90.1, 90.1, 90.1), side(90.3, 90.3, 90.3)) is None  # though their mean is rounded
 
 
 def test_the_bootstrap_has_the_width_of_the_normal_interval() -> None:
@@ -105,6 +106,9 @@ def test_ours_minus_theirs(tmp_path: Path) -> None:
     assert back.by_seed.accuracies == made.by_seed.accuracies
     one = compare(gather(paths[:1]).finished, gather(paths[2:3]).finished)
     assert (one.over_trainings, one.by_seed) == (None, None)
+    alike = [stored(tmp_path, "f", 90.3, right), stored(tmp_path, "g", 90.1, right, seed=1)]
+    lower = [stored(tmp_path, "h", 90.2, right), stored(tmp_path, "i", 90.0, right, seed=1)]
+    assert compare(gather(alike).finished, gather(lower).finished).by_seed is None  # 0.1 both times, but for rounding
     others = [paths[2], stored(tmp_path, "e", 80.5, right, seed=2)]
     assert compare(gather(paths[:2]).finished, gather(others).finished).by_seed is None
     assert "over trainings: not known, each side needs two or more" in str(one)

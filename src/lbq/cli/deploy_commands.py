@@ -212,7 +212,7 @@ def exits(
     model: Model,
     data: Annotated[
         str | None,
-        typer.Argument(help="Its dataset's folder: margins are chosen on training images; not needed for digits."),
+        typer.Argument(help="Its dataset's folder: margins are chosen on its training part; not needed for digits."),
     ] = None,
     share: Annotated[
         list[float] | None,
@@ -221,7 +221,7 @@ def exits(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Required: the file to write.")] = None,
-    images: Annotated[int, typer.Option(min=1, help="How many training images to choose on.")] = 5000,
+    images: Annotated[int, typer.Option(min=1, help="How many training samples to choose on.")] = 5000,
     seed: Annotated[int, typer.Option(min=0, help="Of their order, crops and flips.")] = 0,
     threads: Threads = None,
     as_json: Json = False,

@@ -68,6 +68,15 @@ class GeneralConv:
         dilation: tuple[int, int] = (1, 1),
         groups: int = 1,
     ) -> None:
+        if weights.dtype not in (np.int8, np.int16) or weights.ndim != 4 or 0 in weights.shape:
+            raise ValueError(
+                f"weights must be int8 or int16 [O, I / groups, kh, kw], got {weights.dtype} {list(weights.shape)}"
+            )
+        if min(*stride, *dilation, groups) < 1 or min(padding) < 0 or len(weights) % groups:
+            raise ValueError(
+                f"stride, dilation and groups must be positive, padding not negative and outputs a multiple of groups, got "
+                f"{stride}, {dilation}, {groups}, {padding} and {len(weights)}"
+            )
         self.outputs, per_group, self.kh, self.kw = weights.shape
         self.inputs = per_group * groups
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups

@@ -123,8 +123,9 @@ enum lbq_backend { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };
 /* 0, or 1 where memory ran out. next: the convolution behind it, whose first weights are fetched meanwhile, or NULL. */
 int lbq_conv(const struct lbq_conv *call, int threads, const struct lbq_conv *next);
 
-/* The same of any shape, with groups and dilation; mirrored by src/lbq/engine/general.py. Weights [kh * kw, inputs / groups, outputs], and
- * LBQ_WIDEST more that are read and not used: those of an output read the inputs of its group. */
+/* The same of any shape, with groups and dilation; mirrored by src/lbq/engine/general.py. Weights [kh * kw, inputs / groups,
+ * outputs], those of an output for the inputs of its group, and LBQ_WIDEST more that are read and not used. planes:
+ * LBQ_LEVEL_BITS at most; higher bits of levels are passed over. */
 struct lbq_general {
     int64_t batch, height, width, inputs, out_height, out_width, outputs;
     int64_t kh, kw, stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x, groups;

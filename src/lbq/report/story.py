@@ -27,8 +27,8 @@ class Row:
     """A network. series: its colour, as in other figures where these tell all rows apart.
 
     operations: millions of accumulations per image, of an ANN of MACs. Energies in microjoules per image. paper: in the
-    paper's regime, an ANN in fp32; memory: on integers with memory, an ANN in int8. None: not known. summed: of how many frames
-    an ANN reads the sum.
+    paper's regime, an ANN in fp32; memory: on integers with memory, an ANN in int8. None: not known. read: how an ANN
+    reads event frames, as the end of a sentence.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Row:
     operations: float | None = None
     paper: float | None = None
     memory: float | None = None
-    summed: int = 1
+    read: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,13 @@ def _ann_row(lead: Group, ann: Group | None, name: str, series: int, technology:
     if not counted:
         return Row(name, series, accuracy)
     exact, rate = counted[0]
-    passes = exact.frames if ann is not None and int(ann.record["timesteps"]) > 1 else 1
+    passes, read = 1, f", in one pass over the sum of the {exact.frames} frames" if exact.frames > 1 else ""
+    if ann is not None and exact.frames > 1 and (steps := int(ann.record["timesteps"])) > 1:
+        passes, read = steps, f", in a pass over each of its {steps} frames"
     int8 = next(m for m in costs(exact, technology).methods if m.name == "ANN, int8")
     paper = 1e3 * energy_mj(Operations(passes * rate.ann_macs), technology.paper)
     operations, memory = passes * rate.ann_macs / 1e6, passes * int8.memory_uj
-    return Row(name, series, accuracy, operations, paper, memory, exact.frames // passes)
+    return Row(name, series, accuracy, operations, paper, memory, read)
 
 
 def shown_number(value: float) -> str:
@@ -264,8 +266,7 @@ def sentences(story: Story) -> list[str]:
     elif ann is not None and ann.operations and ann.paper and lead.paper and ann.memory and lead.memory:
         said.append(
             f"An image takes **{shown_number(lead.operations)} million accumulations**, where the ANN takes "
-            f"{shown_number(ann.operations)} million multiplications"
-            + (f", in one pass over the sum of the {ann.summed} frames." if ann.summed > 1 else ".")
+            f"{shown_number(ann.operations)} million multiplications{ann.read}."
         )
         said.append("Both include padding: accumulations are counted as rate x MACs, as the paper counts them.")
         said.append(

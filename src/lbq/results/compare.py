@@ -1,13 +1,14 @@
 """Are some networks better than others? Means over trainings with Student's and Welch's intervals, and a paired bootstrap over
 test samples. NumPy only.
 
-The two intervals answer different questions. Over trainings: would other seeds show the difference too? Over samples, with
-these networks as they are: would other test images show it? docs/howto/analyse.md says when to look at which.
+The intervals answer different questions. Over trainings, and of the same seed: would other seeds show the difference too? Over
+samples, with these networks as they are: would other test images show it? docs/howto/analyse.md says when to look at which.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class Side:
     @property
     def deviation(self) -> float | None:
         """Of the sample; None of one."""
-        return float(np.std(self.accuracies, ddof=1)) if len(self.accuracies) > 1 else None
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None  # exactly 0 where they are equal
 
     @property
     def interval(self) -> Interval | None:
@@ -76,8 +77,8 @@ class Side:
 @dataclass(frozen=True)
 class Comparison:
     """difference: of the means, in points. over_trainings: Welch's interval; None where a side has one network, or where none
-    of either side differ. by_seed: Student's interval of the differences of the same seed; None unless both sides have the same
-    seeds, two or more. over_samples: of the bootstrap; None where a network does not say which samples it gets right."""
+    of either side differ. by_seed: the differences of the same seed; None unless both sides have the same seeds, two or more,
+    and these differ. over_samples: of the bootstrap; None where a network does not say which samples it gets right."""
 
     ours: Side
     theirs: Side
@@ -163,14 +164,15 @@ def compare(ours: Sequence[Result], theirs: Sequence[Result], in_float: bool = F
 
 
 def _by_seed(ours: Side, theirs: Side) -> Side | None:
-    """Differences of trainings of the same seed, which begin with the same random numbers; None where seeds are others."""
+    """Differences of trainings of the same seed, which begin with the same random numbers; None where seeds are others, or
+    where all differences are equal."""
     seeds = sorted(seed for seed in ours.seeds if seed is not None)
     known = [seed for seed in theirs.seeds if seed is not None]
     alike = seeds == sorted(known) and len(set(seeds)) == len(ours.seeds) == len(theirs.seeds)
     if not alike or len(seeds) < 2:
         return None
     pairs = [(ours.accuracies[ours.seeds.index(s)], theirs.accuracies[theirs.seeds.index(s)]) for s in seeds]
-    differences = Side(tuple(map(str, seeds)), tuple(one - other for one, other in pairs), None)
+    differences = Side(tuple(map(str, seeds)), tuple(round(one - other, 9) for one, other in pairs), None)
     return differences if differences.deviation else None
 
 

@@ -89,6 +89,8 @@ STEP = 10 * LATE_US  # a step of time that counts when a second event agrees
         ([5, 2**32 - 9, 2**32 - 8, 40, 42, 50], 1, 0, 2),  # one that wraps; never a million empty frames
         ([0, STEP, 2 * STEP, 3 * STEP], 1000, 0, 0),  # a sender with little to say; its last event waits
         ([0, 1, STEP, STEP + 1], 500, 0, 0),  # nothing moved for a while
+        ([0, 10**9, 2 * 10**9, 3, 12], 1, 2, 0),  # strays do not agree with one another
+        ([0, 9 * STEP, 5 * STEP, 3, 12], 1, 2, 0),
     ],
 )
 @pytest.mark.parametrize("together", [True, False])
@@ -103,6 +105,30 @@ def test_a_step_of_time_counts_when_a_second_event_agrees(
     frame_us = 10 if frames == 1 else STEP // 500
     assert len(list(itertools.islice(port.frames(frame_us), frames))) == frames
     assert (port.strange, port.late, port.jumps) == (strange, 0, jumps)
+
+
+def test_a_datagram_gives_so_many_frames_and_no_more(port: UdpEvents) -> None:
+    """What it has beyond them is dropped, and the next one begins anew."""
+    first, long, last = [0], [1 + LATE_US * i for i in range(3000)], [10**8, 10**8 + 1, 10**8 + 1001]
+    for times in (first, long, last):
+        port._waiting.append((0.0, datagram(*[(t, 1, 1, 0) for t in times])))
+        port._arrived.release()
+    kept = [t for t in long if t <= 1000 * live.FAR_FRAMES]
+    whole = kept[-1] // 1000  # frames, before the last event's own, which is not over
+    *frames, anew = (frame.sum() for _, frame in itertools.islice(port.frames(1000), whole + 1))
+    assert whole <= live.FAR_FRAMES
+    assert sum(frames) == len(first) + len(kept) - 1
+    assert anew == 2  # of the last datagram
+    assert (port.strange, port.jumps) == (len(long) - len(kept), 1)
+
+
+def test_datagrams_in_another_order_are_late_and_do_not_set_the_clock_back(port: UdpEvents) -> None:
+    for times in ([0, 90_000], [60_000, 61_000], [95_000, 100_000]):
+        port._waiting.append((0.0, datagram(*[(t, 1, 1, 0) for t in times])))
+        port._arrived.release()
+    frames = [frame.sum() for _, frame in itertools.islice(port.frames(10_000), 10)]
+    assert frames == [1, *[0] * 8, 2]
+    assert (port.late, port.jumps) == (2, 0)
 
 
 def test_a_clock_that_stands_still_takes_no_memory(port: UdpEvents) -> None:

@@ -22,6 +22,7 @@ from lbq.errors import DataError
 
 Frame = NDArray[np.uint8]  # [2, H, W]
 MOST_WAITING = 4096  # datagrams that have arrived and are not read yet; newer ones are lost
+NEAR_FRAMES = 10  # a step of time by more frames than this needs a second event that agrees
 FAR_FRAMES = 1000  # time that steps ahead by more frames than this begins anew
 DATAGRAM_BYTES = 65536
 
@@ -40,8 +41,9 @@ def time_frames(events: Events, frame_us: int, size: Size | None = None) -> Iter
 class UdpEvents:
     """Events that arrive at a UDP port of 127.0.0.1. A thread of its own receives them, so that none waits for a network.
 
-    lost: datagrams that came while too many waited. strange: datagrams or events that are none of this sensor, or whose time
-    no other event shares. late: events of frames that were over. jumps: how often time began anew.
+    lost: datagrams that came while too many waited. strange: datagrams or events that are none of this sensor, that step to
+    another time alone, or that are more than `FAR_FRAMES` ahead in one datagram. late: events of frames that were over.
+    jumps: how often time began anew.
     """
 
     def __init__(self, port: int, width: int, height: int) -> None:
@@ -88,24 +90,28 @@ class UdpEvents:
             self._arrived.release()
 
     def frames(self, frame_us: int, size: Size | None = None) -> Iterator[tuple[float, Frame]]:
-        """Frames of `frame_us` microseconds by the events' own time, and when (`time.monotonic`) the event came that ended it.
+        """Frames of `frame_us` microseconds by the events' time, and when (`time.monotonic`) the datagram came that ended it.
 
-        Where events are silent for a while, frames without events come with the next ones. A step of time by more than a
-        frame and `LATE_US` counts when the event after it agrees. A step back begins anew, and so does one of more than
-        `FAR_FRAMES` ahead. Events are counted as they come, so that a sender whose clock stands still takes no memory.
+        Where events are silent for a while, frames without events come with the next ones. A step of time by more than
+        `NEAR_FRAMES` and `LATE_US` waits for the next event, and counts if that agrees. A step back then begins anew, and so
+        does one of more than `FAR_FRAMES` ahead. Events are counted as they come, so that a sender whose clock stands still
+        takes no memory, and what is more than `FAR_FRAMES` ahead in one datagram is dropped.
         """
         start: int | None = None
         none: NDArray[Any] = np.zeros(0, np.int64)
         shape = to_frames(Events(none, none, none, none, self.width, self.height), 1, size=size)[0].shape
         counts = np.zeros(shape, np.int64)  # of the frame that is not over yet
-        for arrival, events, back in self._runs(frame_us + LATE_US):
+        far = FAR_FRAMES * frame_us
+        for arrival, events, back in self._runs(NEAR_FRAMES * frame_us + LATE_US, far):
             first = int(events[0, 0])
-            if start is None or back or first > start + FAR_FRAMES * frame_us:
+            if start is None or back or first > start + far:
                 self.jumps += start is not None
                 start = first
                 counts[:] = 0
-            self.late += int((events[0] < start).sum())
-            events = events[:, events[0] >= start]
+            late, ahead = events[0] < start, events[0] > start + far
+            self.late += int(late.sum())
+            self.strange += int(ahead.sum())
+            events = events[:, ~(late | ahead)]
             while events.size and int(events[0].max()) >= start + frame_us:
                 over = events[0] < start + frame_us
                 self._count(events[:, over], counts)
@@ -114,10 +120,12 @@ class UdpEvents:
                 counts[:] = 0
             self._count(events, counts)
 
-    def _runs(self, near: int) -> Iterator[tuple[float, NDArray[np.int64], bool]]:
-        """Events [4, N] as they come, cut where time steps by more than `near`; when they came; whether time stepped back.
+    def _runs(self, near: int, far: int) -> Iterator[tuple[float, NDArray[np.int64], bool]]:
+        """Events [4, N] as they come, cut where time steps by more than `near`; when they came, or were believed; whether time
+        stepped back.
 
-        A lone event behind a step waits for the next one, and is dropped if that is nearer to the time before.
+        A lone event behind a step waits for the next one, and is dropped unless that follows within `far` and is not nearer
+        to the time before.
         """
         newest: int | None = None
         lone: NDArray[np.int64] = np.zeros((4, 0), np.int64)
@@ -135,7 +143,8 @@ class UdpEvents:
                         lone = run
                         continue
                     following = int(runs[number + 1][0, 0])
-                    if abs(following - newest) < abs(following - first):
+                    agrees = -near <= following - first <= far
+                    if not agrees or abs(following - newest) < abs(following - first):
                         self.strange += 1
                         continue
                 back = newest is not None and first < newest - near
