@@ -30,6 +30,7 @@ SMALL = (
     "digits_resnet8w16_t2_lbq_20ep_s0",
     "cifar10_resnet8w16_t2_lbq_8ep_s0",
     "cifar10_resnet14w32_t1_lbq_34ep_s0",
+    "cifar10_spikformer2x64_t1_lbq_26ep_s0",
 )
 
 
