@@ -7,9 +7,10 @@ which makes a weight row contiguous.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,8 +85,20 @@ def check_names(method: str, backend: str) -> None:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
-class Sized(Protocol):
-    """What every packed convolution says of itself. heaviest: the largest sum of one output's magnitudes of weights."""
+class CountedStep(Step, ABC):
+    """A convolution of certain levels, written to `out`; `counts` says what its last performance did."""
+
+    out: NDArray[np.int32]
+
+    @abstractmethod
+    def counts(self) -> Counts: ...
+
+
+class Conv(ABC):
+    """A convolution of integer weights, ready to run on many inputs.
+
+    heaviest: the largest sum of one output's magnitudes of weights.
+    """
 
     inputs: int
     outputs: int
@@ -94,30 +107,73 @@ class Sized(Protocol):
     heaviest: int
     stride: tuple[int, int]
     padding: tuple[int, int]
-    dilation: tuple[int, int]
+    dilation: tuple[int, int] = (1, 1)
 
+    @abstractmethod
+    def step(
+        self,
+        levels: NDArray[Any],
+        method: Method = "bitplane",
+        backend: Backend = "horner",
+        out: NDArray[np.int32] | None = None,
+        largest: int | None = None,
+        timesteps: int = 1,
+        lists: PairLists | None = None,
+    ) -> CountedStep:
+        """The call of `run`, ready to be performed."""
 
-def checked(
-    conv: Sized, levels: NDArray[Any], out: NDArray[np.int32] | None, largest: int | None
-) -> tuple[NDArray[Any], NDArray[np.int32], int]:
-    """Contiguous levels, where their currents go, and the largest level; an error where the library could not run them."""
-    if levels.ndim != 4 or levels.shape[3] != conv.inputs or levels.dtype not in (np.uint8, np.int8):
-        raise ValueError(f"levels must be uint8 or int8 [B, H, W, {conv.inputs}], got {levels.dtype} {levels.shape}")
-    levels = np.ascontiguousarray(levels)
-    height, width = output_size(levels.shape[1:3], (conv.kh, conv.kw), conv.stride, conv.padding, conv.dilation)
-    shape = (len(levels), height, width, conv.outputs)
-    if height < 1 or width < 1:
-        raise ValueError(f"levels {list(levels.shape)} are smaller than the kernel of {conv.kh}x{conv.kw}")
-    if out is None:
-        out = np.empty(shape, np.int32)
-    elif out.shape != shape or out.dtype != np.int32 or not out.flags.c_contiguous:
-        raise ValueError(f"out must be contiguous int32 {list(shape)}, got {out.dtype} {list(out.shape)}")
-    if largest is None:
-        lowest = int(levels.min(initial=0)) if levels.dtype == np.int8 else 0
-        largest = max(int(levels.max(initial=0)), -lowest, 1)
-    if conv.heaviest * largest > LARGEST_CURRENT:
-        raise LbqError(f"levels up to {largest} reach currents of {conv.heaviest * largest}, beyond int32")
-    return levels, out, largest
+    @abstractmethod
+    def pairs_refused(self, signed: bool, largest: int, timesteps: int) -> str | None:
+        """Why method `pairs` does not run these levels, or None."""
+
+    @abstractmethod
+    def keep(self, method: Method) -> None:
+        """Drop what other methods read; it is made again if needed."""
+
+    def run(
+        self,
+        levels: NDArray[Any],
+        method: Method = "bitplane",
+        backend: Backend = "horner",
+        threads: int = 1,
+        out: NDArray[np.int32] | None = None,
+        largest: int | None = None,
+        timesteps: int = 1,
+        lists: PairLists | None = None,
+    ) -> tuple[NDArray[np.int32], Counts]:
+        """Currents `[B, OH, OW, O]` of `levels` [B, H, W, I], uint8 or int8, and what was done for them.
+
+        out: the array to write to, int32 and contiguous. largest: the largest level, where it is known already.
+        timesteps: so many lie one after the other in levels, [T * B, H, W, I]. lists: those of method `pairs`, by default one
+        for every pair. Only that method reads both. The bytes do not depend on method, backend, threads or lists.
+        """
+        step = self.step(levels, method, backend, out, largest, timesteps, lists)
+        perform(step, threads)
+        return step.out, step.counts()
+
+    def _checked(
+        self, levels: NDArray[Any], out: NDArray[np.int32] | None, largest: int | None
+    ) -> tuple[NDArray[Any], NDArray[np.int32], int]:
+        """Contiguous levels, where their currents go, and the largest level; an error where the library could not run them."""
+        if levels.ndim != 4 or levels.shape[3] != self.inputs or levels.dtype not in (np.uint8, np.int8):
+            raise ValueError(
+                f"levels must be uint8 or int8 [B, H, W, {self.inputs}], got {levels.dtype} {levels.shape}"
+            )
+        levels = np.ascontiguousarray(levels)
+        height, width = output_size(levels.shape[1:3], (self.kh, self.kw), self.stride, self.padding, self.dilation)
+        shape = (len(levels), height, width, self.outputs)
+        if height < 1 or width < 1:
+            raise ValueError(f"levels {list(levels.shape)} are smaller than the kernel of {self.kh}x{self.kw}")
+        if out is None:
+            out = np.empty(shape, np.int32)
+        elif out.shape != shape or out.dtype != np.int32 or not out.flags.c_contiguous:
+            raise ValueError(f"out must be contiguous int32 {list(shape)}, got {out.dtype} {list(out.shape)}")
+        if largest is None:
+            lowest = int(levels.min(initial=0)) if levels.dtype == np.int8 else 0
+            largest = max(int(levels.max(initial=0)), -lowest, 1)
+        if self.heaviest * largest > LARGEST_CURRENT:
+            raise LbqError(f"levels up to {largest} reach currents of {self.heaviest * largest}, beyond int32")
+        return levels, out, largest
 
 
 ConvCall = native.structure(  # struct lbq_conv
@@ -127,8 +183,8 @@ ConvCall = native.structure(  # struct lbq_conv
 )
 
 
-class ConvStep(Step):
-    """A convolution of certain levels, written to `out`; `counts` says what its last performance did."""
+class ConvStep(CountedStep):
+    """One of a PackedConv."""
 
     def __init__(
         self,
@@ -176,13 +232,11 @@ class ConvStep(Step):
         return plane_counts(self.counted, self.backend, (self.call.planes - 1) * by_planes)
 
 
-class PackedConv:
+class PackedConv(Conv):
     """One convolution of weights `[O, I, kh, kw]`, int8 or int16, ready to run on many inputs.
 
     A linear layer is a 1x1 kernel on a 1x1 image. Forms of the weights are made when a method first needs them.
     """
-
-    dilation = (1, 1)  # general.py has others
 
     def __init__(
         self, weights: NDArray[Any], stride: tuple[int, int] = (1, 1), padding: tuple[int, int] = (0, 0)
@@ -201,27 +255,6 @@ class PackedConv:
         self.bias, self.range = max(-low, 0), max(max(high, 0) + max(-low, 0), 1)
         self._forms: dict[tuple[str, int], NDArray[Any]] = {}
 
-    def run(
-        self,
-        levels: NDArray[Any],
-        method: Method = "bitplane",
-        backend: Backend = "horner",
-        threads: int = 1,
-        out: NDArray[np.int32] | None = None,
-        largest: int | None = None,
-        timesteps: int = 1,
-        lists: PairLists | None = None,
-    ) -> tuple[NDArray[np.int32], Counts]:
-        """Currents `[B, OH, OW, O]` of `levels` [B, H, W, I], uint8 or int8, and what was done for them.
-
-        out: the array to write to, int32 and contiguous. largest: the largest level, where it is known already.
-        timesteps: so many lie one after the other in levels, [T * B, H, W, I]. lists: those of method `pairs`, by default one
-        for every pair. Only that method reads both. The bytes do not depend on method, backend, threads or lists.
-        """
-        step = self.step(levels, method, backend, out, largest, timesteps, lists)
-        perform(step, threads)
-        return step.out, step.counts()
-
     def step(
         self,
         levels: NDArray[Any],
@@ -232,9 +265,8 @@ class PackedConv:
         timesteps: int = 1,
         lists: PairLists | None = None,
     ) -> ConvStep:
-        """The same call, ready to be performed."""
         check_names(method, backend)
-        levels, out, largest = checked(self, levels, out, largest)
+        levels, out, largest = self._checked(levels, out, largest)
         if levels.shape[2] * self.inputs > MOST_LEVELS_IN_A_ROW:
             raise LbqError(
                 f"a row of {levels.shape[2]} pixels of {self.inputs} channels is too long for these kernels: use GeneralConv"
@@ -252,7 +284,6 @@ class PackedConv:
         return ConvStep(self, levels, out, largest, method, backend, timesteps, lists)
 
     def pairs_refused(self, signed: bool, largest: int, timesteps: int) -> str | None:
-        """Why method `pairs` does not run these levels, or None."""
         if timesteps < 2:
             return "one timestep"
         if signed or largest > LARGEST_LEVEL:
@@ -287,7 +318,6 @@ class PackedConv:
         return form
 
     def keep(self, method: Method) -> None:
-        """Drop the forms that other methods read; they are made again if needed."""
         dense = {"quads", "pairs", "tiles", "totals"}
         forms = dict(self._forms)  # another thread may add one meanwhile
         self._forms = {k: form for k, form in forms.items() if (k[0] in dense) == (method == "dense")}

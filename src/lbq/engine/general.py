@@ -10,15 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq import native
-from lbq.engine.convolution import (
-    Backend,
-    Counts,
-    Method,
-    check_names,
-    checked,
-    plane_counts,
-)
-from lbq.engine.tape import Step, address, perform
+from lbq.engine.convolution import Backend, Conv, CountedStep, Counts, Method, check_names, plane_counts
+from lbq.engine.tape import address
 from lbq.graph.levels import row_sums
 
 WIDEST = 16  # LBQ_WIDEST: weights that the library may read behind the last
@@ -31,8 +24,8 @@ GeneralCall = native.structure(  # struct lbq_general
 )
 
 
-class GeneralStep(Step):
-    """A convolution of certain levels, written to `out`; `counts` says what its last performance did."""
+class GeneralStep(CountedStep):
+    """One of a GeneralConv."""
 
     def __init__(
         self,
@@ -57,7 +50,7 @@ class GeneralStep(Step):
         return plane_counts(self.counted, self.backend, (self.call.planes - 1) * self.out.size)
 
 
-class GeneralConv:
+class GeneralConv(Conv):
     """One convolution of weights `[O, I / groups, kh, kw]`, int8 or int16, ready to run on many inputs."""
 
     def __init__(
@@ -91,21 +84,6 @@ class GeneralConv:
     def keep(self, _: Method) -> None:
         """All methods read the same weights."""
 
-    def run(
-        self,
-        levels: NDArray[Any],
-        method: Method = "bitplane",
-        backend: Backend = "horner",
-        threads: int = 1,
-        out: NDArray[np.int32] | None = None,
-        largest: int | None = None,
-        **_: Any,
-    ) -> tuple[NDArray[np.int32], Counts]:
-        """Currents `[B, OH, OW, O]` of `levels` [B, H, W, I], uint8 or int8, and what was done for them."""
-        step = self.step(levels, method, backend, out, largest)
-        perform(step, threads)
-        return step.out, step.counts()
-
     def step(
         self,
         levels: NDArray[Any],
@@ -115,8 +93,7 @@ class GeneralConv:
         largest: int | None = None,
         *_: Any,
     ) -> GeneralStep:
-        """The same call, ready to be performed. What PackedConv's takes besides is for its method `pairs`."""
         check_names(method, backend)
         if method == "pairs":
             raise ValueError("method pairs does not run a convolution of this shape: use bitplane")
-        return GeneralStep(self, *checked(self, levels, out, largest), method, backend)
+        return GeneralStep(self, *self._checked(levels, out, largest), method, backend)

@@ -49,7 +49,7 @@ class Prepared:
     gain: float = 1.0  # time of planes over that of pairs
 
     @cached_property
-    def native(self) -> convolution.PackedConv | GeneralConv:
+    def native(self) -> convolution.Conv:
         s = self.synapse
         plain = s.groups == 1 and s.dilation == (1, 1)
         few = s.weight[0].size <= convolution.MOST_WEIGHT_ROWS and s.weight[0, 0].size <= convolution.MOST_TAPS
