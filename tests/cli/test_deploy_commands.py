@@ -344,7 +344,24 @@ def test_predict(call: Call, model: Path, tmp_path: Path) -> None:
     lines = call.printed("predict", str(model), *both, "--top", "1").splitlines()
     assert len(lines) == 4
     assert (lines[0], lines[1].split()[0]) == (both[0], str(digits.labels[chosen]))
-    assert "nowhere.png is not a file" in call.refused("predict", str(model), *both, "nowhere.png")
+    assert "nowhere.png is not a file" in call.refused("predict", str(model), "nowhere.png")
+
+
+def test_what_can_be_read_is_classified_whatever_lies_beside_it(call: Call, model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "good.npy", load_digits().test.images[0])
+    alone = call.json("predict", model, tmp_path / "good.npy")
+    (tmp_path / "bad.png").write_text("cut off")
+    code, out, err = call("predict", model, tmp_path, "--json")
+    assert (code, json.loads(out)) == (2, {str(tmp_path / "good.npy"): alone})
+    assert err.startswith(f"lbq: {tmp_path / 'bad.png'} cannot be decoded")
+    assert err.endswith(": convert or remove it\n")
+    for i in range(5):
+        np.save(tmp_path / f"flat{i}.npy", np.zeros(3, np.uint8))
+    code, out, err = call("predict", model, tmp_path, "--top", "1")
+    assert (code, out.splitlines()[0], out.count("\n")) == (2, str(tmp_path / "good.npy"), 2)
+    left = ", ".join(str(tmp_path / f"flat{i}.npy") for i in range(4))
+    assert err.endswith(f" (5 more could not be read: {left}, ...)\n")
+    assert err.count("\n") == 1
 
 
 def test_classes_that_share_a_name_are_shown_with_their_numbers(call: Call, model: Path, tmp_path: Path) -> None:
@@ -490,7 +507,7 @@ def test_data_that_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
         read_input("x.png", deployed("resnet8w2", shape=(2, 8, 8)).network)
     frames = deploy(small("resnet8w2", shape=(2, 8, 8)), (2, 8, 8), static=False, scale=255).network
     with pytest.raises(
-        DataError, match=r"reads event frames, no image: give them as a uint8 \.npy file of \[2, 2, 8, 8\]"
+        DataError, match=r"x\.png is no \.npy file of them: give uint8 \[2, 2, 8, 8\]; `lbq watch` reads recordings"
     ):
         read_input("x.png", frames)
 

@@ -12,12 +12,13 @@ from lbq.cli.options import Changes, Json, Limit, data_of_a_run, print_result
 from lbq.cli.progress import CountProgress
 from lbq.cli.render import print_line, render_deployed, render_evaluation, render_predictions
 from lbq.config import DEPLOYED_BITS
-from lbq.errors import ArtefactError, LbqError
+from lbq.errors import ArtefactError, DataError, LbqError
 
 if TYPE_CHECKING:
     from lbq.data.testset import TestSet
     from lbq.engine import Network
 
+MOST_NAMES = 5  # of files that cannot be read, in an error
 Model = Annotated[Path, typer.Argument(help="A deployed network, such as model.lbq.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=256, help="CPU threads; default all of them.")]
 
@@ -268,9 +269,16 @@ def predict(
     from lbq.counting.classify import classify
     from lbq.engine import load
 
-    rankings = classify(load(model), images, top)
-    answer = rankings if len(images) > 1 or str(images[0]) not in rankings else rankings[str(images[0])]
-    print_result(as_json, answer, lambda: render_predictions(rankings))
+    unread: dict[str, str] = {}
+    rankings = classify(load(model), images, top, unread)
+    if rankings:
+        named = len(images) > 1 or str(images[0]) not in rankings
+        answer = rankings if named else rankings[str(images[0])]
+        print_result(as_json, answer, lambda: render_predictions(rankings, named))
+    if unread:
+        names, (reason, *_) = list(unread), unread.values()
+        others = ", ".join(names[1:MOST_NAMES]) + ", ..." * (len(names) > MOST_NAMES)
+        raise DataError(reason + (f" ({len(names) - 1} more could not be read: {others})" if names[1:] else ""))
 
 
 def export(

@@ -361,15 +361,15 @@ def render_exits(measured: ExitMeasurement, inputs: str) -> None:
     console.print(f"{accuracy}{measured.timesteps:.3f} timesteps executed an image")
 
 
-def render_predictions(rankings: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """The classes of one image, or of several, each under its name."""
+def render_predictions(rankings: Mapping[str, Sequence[Mapping[str, Any]]], named: bool) -> None:
+    """The classes of inputs, each under its name, or of one without."""
     console = make_console()
     width = max(len(entry["class"]) for classes in rankings.values() for entry in classes)
     for image, classes in rankings.items():
-        if len(rankings) > 1:
+        if named:
             console.print(image, soft_wrap=True)
         for entry in classes:
-            console.print(f"{'  ' * (len(rankings) > 1)}{entry['class']:<{width}}  {100 * entry['share']:6.2f} %")
+            console.print(f"{'  ' * named}{entry['class']:<{width}}  {100 * entry['share']:6.2f} %")
 
 
 def print_silent_layers(active: Mapping[str, float] | None) -> None:

@@ -24,25 +24,28 @@ MOST_KINDS = 5  # of other files, that a warning names
 Named = tuple[str, NDArray[np.uint8]]
 
 
-def read_inputs(path: Path | str, network: IntegerNetwork) -> Iterator[Named]:
-    """Names and inputs of a file or a folder, each uint8 as the network reads one.
+def files_of(path: Path | str) -> list[Path]:
+    """A file, or all images and .npy files of a folder, by name, those in folders below it too."""
+    path = Path(path)
+    if not path.is_dir():
+        return [path]
+    found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    files = [p for p in found if p.suffix.lower() in READ]
+    if not files:
+        raise DataError(f"{path} holds no images and no .npy files ({', '.join(READ)}): give another folder")
+    if others := len(found) - len(files):
+        kinds = ", ".join(sorted({p.suffix.lower() or p.name for p in found} - {*READ})[:MOST_KINDS])
+        left = f"{others} of {len(found)} files are left out, as neither images nor .npy ({kinds})"
+        warnings.warn(f"{path}: {left}", stacklevel=2)
+    return files
+
+
+def read_inputs(path: Path, network: IntegerNetwork) -> Iterator[Named]:
+    """Names and inputs of a file, each uint8 as the network reads one.
 
     An image and a .npy of one input go by their path, each input of a .npy or .npz of several by path and number, `x.npz[3]`.
-    Of a folder all images and .npy files count, those in folders below it too, by name.
     """
-    path = Path(path)
-    if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-        files = [p for p in found if p.suffix.lower() in READ]
-        if not files:
-            raise DataError(f"{path} holds no images and no .npy files ({', '.join(READ)}): give another folder")
-        if others := len(found) - len(files):
-            kinds = ", ".join(sorted({p.suffix.lower() or p.name for p in found} - {*READ})[:MOST_KINDS])
-            left = f"{others} of {len(found)} files are left out, as neither images nor .npy ({kinds})"
-            warnings.warn(f"{path}: {left}", stacklevel=2)
-        for file in files:
-            yield from read_inputs(file, network)
-    elif path.suffix == ".npz":
+    if path.suffix == ".npz":
         test = open_data(network, str(path))
         _refuse_empty(path, test.size)
         for i in range(test.size):
@@ -57,17 +60,34 @@ def read_inputs(path: Path | str, network: IntegerNetwork) -> Iterator[Named]:
         yield str(path), read_input(path, network)
 
 
+def _read_all(paths: Iterable[Path | str], network: IntegerNetwork, unread: dict[str, str] | None) -> Iterator[Named]:
+    """The inputs of all files. Where `unread` is given, what cannot be read goes there, by its path, with the reason."""
+    for file in [file for path in paths for file in files_of(path)]:
+        try:
+            yield from read_inputs(file, network)
+        except DataError as error:
+            if unread is None:
+                raise
+            unread[str(file)] = str(error)
+
+
 def _refuse_empty(path: Path, count: int) -> None:
     if not count:
         raise DataError(f"{path} has no samples: give one with some")
 
 
 def classify(
-    net: Network, paths: Path | str | Iterable[Path | str], top: int | None = None
+    net: Network,
+    paths: Path | str | Iterable[Path | str],
+    top: int | None = None,
+    unread: dict[str, str] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """For each input of these files and folders, its classes, the likeliest first: `class`, `index`, `share`, `logit`."""
+    """For each input of these files and folders, its classes, the likeliest first: `class`, `index`, `share`, `logit`.
+
+    A file that cannot be read ends it. Where `unread` is given, such files go there instead, each with the reason.
+    """
     paths = [paths] if isinstance(paths, str | Path) else paths
-    inputs = (named for path in paths for named in read_inputs(path, net.network))
+    inputs = _read_all(paths, net.network, unread)
     rankings: dict[str, list[dict[str, Any]]] = {}
     while batch := list(islice(inputs, BATCH)):
         out = net.run(np.stack([x for _, x in batch], net.network.batch_axis))

@@ -67,7 +67,7 @@ def _point_to_predict(path: Path) -> None:
         kind = "an image" if path.suffix.lower() in EXTENSIONS else "a file"
         raise DataError(
             f"{path} is {kind}, not a dataset's folder, nor a .npz with images and labels: `lbq predict MODEL {path}` takes "
-            "images and arrays"
+            "images and arrays, `lbq watch` recordings"
         )
     if path.is_dir() and any(p.suffix.lower() in EXTENSIONS for p in path.iterdir()):
         raise DataError(
@@ -170,7 +170,10 @@ def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
     shape = network.input_shape
     if not network.static:
         frames = [*lead_of(network), *shortest(shape)]
-        raise DataError(f"the network reads event frames, no image: give them as a uint8 .npy file of {frames}")
+        raise DataError(
+            f"the network reads event frames, and {path} is no .npy file of them: give uint8 {frames}; `lbq watch` reads "
+            "recordings"
+        )
     if shape[0] not in (1, 3) or shape[1] != shape[2]:
         raise DataError(f"the network reads {list(shortest(shape))}, which is no square image: give a uint8 .npy file")
     if not path.is_file():
