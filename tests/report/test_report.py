@@ -163,13 +163,13 @@ def test_costs_come_from_the_analysis(gathered: Gathered) -> None:
     columns = tables["table6-counts"].columns
     assert row.cells[columns.index("Bit-sparse (M)")].value == pytest.approx(rate.total.bit_sparse / 1e6)
     assert row.cells[columns.index("Border-exact (M)")].value == pytest.approx(exact.total.bit_sparse / 1e6)
-    honest = tables["honest-1"]
-    assert group.title in honest.title
-    methods = {row.cells[0].text for row in honest.rows}
+    energy = tables["energy-1"]
+    assert group.title in energy.title
+    methods = {row.cells[0].text for row in energy.rows}
     assert methods >= {"bit planes", "signed digits", "ANN, int8", "binary at equal slots"}
-    assert "modelled" in honest.title
-    assert any("NeuroBench" in note for note in honest.notes)
-    shown = {row.cells[0].text: row.cells[honest.columns.index("Break-even, with memory")] for row in honest.rows}
+    assert "modelled" in energy.title
+    assert any("NeuroBench" in note for note in energy.notes)
+    shown = {row.cells[0].text: row.cells[energy.columns.index("Break-even, with memory")] for row in energy.rows}
     expected = {b.rival: b.text for b in costs(exact).break_even if b.regime == "memory"}
     assert {name: cell.text for name, cell in shown.items() if cell.text} == expected
 
@@ -206,7 +206,7 @@ def test_several_seeds_are_averaged_everywhere(gathered: Gathered) -> None:
     assert cells["Images"].text == "599 × 2 seeds"
     (row,) = [row for row in tables["table7-cost"].rows if row.kind == "ours"]
     assert "±" in row.cells[tables["table7-cost"].columns.index("Modelled energy (mJ)")].text
-    assert "seed 0" in tables["honest-1"].title
+    assert "seed 0" in tables["energy-1"].title
 
 
 def test_analyses_say_what_they_are_of(gathered: Gathered) -> None:
@@ -440,7 +440,12 @@ def test_figures_and_tables_as_files(call: Call, tmp_path: Path) -> None:
         code, _, err = call("report", str(runs_folder()), "--format", form, "-o", str(tmp_path / form))
         assert (code, err) == (0, "")
     tables = {path.name for path in (tmp_path / "csv").iterdir()}
-    assert {"runs.csv", "table6-counts.csv", "table7-cost.csv"} <= tables
+    assert {"runs.csv", "table6-counts.csv", "table7-cost.csv", "energy-1.csv"} <= tables
+    listed = list(csv.DictReader(io.StringIO((tmp_path / "csv" / "tables.csv").read_text(encoding="utf-8"))))
+    assert {row["File"] for row in listed} | {"tables.csv"} == tables
+    assert re.search(
+        r"^Energy: .*; modelled µJ per image$", next(r["Title"] for r in listed if r["File"] == "energy-1.csv")
+    )
     files = {path.stem: path for path in (tmp_path / "svg").iterdir()}
     kinds = {re.sub(r"-digits-\d+ep$", "", name) for name in files}
     assert max(map(len, files)) <= 40

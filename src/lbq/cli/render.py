@@ -198,9 +198,9 @@ def _render_energy(exact: Account, rate: Account, technology: Technology) -> Non
 
 def _render_costs(measured: Measurement, costs: Costs) -> None:
     """What the paper's regime leaves out. Everything in it is modelled."""
-    from lbq.report.cost_tables import honest_table
+    from lbq.report.cost_tables import energy_table
 
-    render_table(honest_table("honest", f"over {measured.images:,} {measured.inputs}", costs), "Note")
+    render_table(energy_table("energy", f"over {measured.images:,} {measured.inputs}", costs), "Note")
     print_table(
         "Where bit planes spend it, modelled",
         ("what", "count", "pJ each", "µJ"),

@@ -1,4 +1,4 @@
-"""The tables of what networks cost, the paper's and the honest ones. All energies are modelled."""
+"""The tables of what networks cost, the paper's and ours. All energies are modelled."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
     return table
 
 
-def honest_table(id: str, subject: str, costs: Costs) -> Table:
+def energy_table(id: str, subject: str, costs: Costs) -> Table:
     """What the paper's table leaves out. subject: what was counted."""
     t = costs.technology
     shifts = "; ".join(

@@ -15,7 +15,7 @@ from lbq.report.formats import comma_separated, latex, markdown
 from lbq.report.layer_figures import ANALYSIS_FIGURES, analysis_figures
 from lbq.report.page import all_figures, render
 from lbq.report.svg import standalone
-from lbq.report.tables import all_tables
+from lbq.report.tables import all_tables, contents
 from lbq.report.tour import Tour, take
 from lbq.results.gather import ACCOUNT
 from lbq.results.result import Gathered
@@ -47,7 +47,8 @@ def make(
         return files.write(path, shown(render(gathered, technology, tour_of(gathered, image), title)))
     tables = all_tables(gathered, technology)
     if format == "csv":
-        return files.write_all(path, {f"{table.id}.csv": shown(comma_separated(table)) for table in tables})
+        every = [contents(tables), *tables]
+        return files.write_all(path, {f"{table.id}.csv": shown(comma_separated(table)) for table in every})
     return files.write(path, shown({"md": markdown, "latex": latex}[format](tables)))
 
 

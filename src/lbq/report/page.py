@@ -47,7 +47,7 @@ def render(gathered: Gathered, technology: Technology = DEFAULT, tour: Tour | No
         return [_table(table, len(table.rows) > MOST_ROWS) for table in several]
 
     runs = max(len(gathered.groups), len(gathered.unfinished))
-    energies = with_prefix("honest")
+    energies = with_prefix("energy")
     sections = [
         ("result", "Result", [_result(leads, title)]),
         ("runs-section", "Runs", with_prefix("unfinished") + with_prefix("runs", folded=runs > MOST_ROWS)),

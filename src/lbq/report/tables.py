@@ -12,7 +12,7 @@ from lbq.counting.costs import costs
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.report import cells
 from lbq.report.cells import Cell, Table, cell, dataset_name, run_id, spread_cell, title_at
-from lbq.report.cost_tables import PAPER_SETTING, accounts, cost_table, counts_table, honest_table, technology_table
+from lbq.report.cost_tables import PAPER_SETTING, accounts, cost_table, counts_table, energy_table, technology_table
 from lbq.report.story import stories
 from lbq.results import paper
 from lbq.results.result import Gathered, Group, names
@@ -31,7 +31,7 @@ def all_tables(gathered: Gathered, technology: Technology = DEFAULT) -> list[Tab
     """Every table of the report, in its order."""
     groups, datasets = gathered.groups, set(map(dataset_name, gathered.results))
     published = PAPER_SETTING[0] in datasets  # of layers and costs
-    # the first honest table is shown open
+    # the first table of energy is shown open
     lead = next((story.lead.first.source for story in stories(gathered, technology)), None)
     measured = sorted(accounts(groups), key=lambda e: (e[0].first.source == lead, e[0].first.prominence), reverse=True)
     titles = names([group.first for group, _, _ in measured])
@@ -46,11 +46,19 @@ def all_tables(gathered: Gathered, technology: Technology = DEFAULT) -> list[Tab
             if published or table.has("ours")
         ),
         *(
-            honest_table(f"honest-{i}", _counted_network(group, title), costs(exact, technology))
+            energy_table(f"energy-{i}", _counted_network(group, title), costs(exact, technology))
             for i, ((group, exact, _), title) in enumerate(zip(measured, titles, strict=True), 1)
         ),
         *([technology_table(technology)] if published or measured else []),
     ]
+
+
+def contents(tables: Sequence[Table]) -> Table:
+    """What files of tables hold: their titles, with units, and their notes."""
+    table = Table("tables", "Tables", "File; Title; Notes")
+    for other in tables:
+        table.add(f"{other.id}.csv", other.title, " ".join(other.notes))
+    return table
 
 
 def _counted_network(group: Group, title: str) -> str:
