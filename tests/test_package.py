@@ -40,7 +40,7 @@ def test_without_torch_everything_but_training_imports() -> None:
         "try: lbq.BurstNeuron\n"
         "except ModuleNotFoundError as e: print(e)"
     )
-    assert out == "1198\nlbq.BurstNeuron needs PyTorch, which is not installed: pip install 'lbq[train]'"
+    assert out == "1198\nlbq.BurstNeuron needs PyTorch, which is not installed: pip install torch"
 
 
 def test_public_names_exist() -> None:

@@ -98,7 +98,7 @@ def _import(module: str, name: str) -> Any:
         if error.name != "torch":
             raise
         raise ModuleNotFoundError(
-            f"lbq.{name} needs PyTorch, which is not installed: pip install 'lbq[train]'", name="torch"
+            f"lbq.{name} needs PyTorch, which is not installed: pip install torch", name="torch"
         ) from error
 
 

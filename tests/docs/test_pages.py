@@ -208,6 +208,7 @@ HERE = {  # page -> how many of its first blocks run here, in one namespace
     "docs/tutorials/convert-an-ann.md": 2,
     "docs/tutorials/on-integers.md": 2,
     "docs/tutorials/attention.md": 1,
+    "docs/tutorials/microcontroller.md": 1,
     "docs/howto/own-network.md": 2,
     "docs/howto/fine-tune.md": 2,
     "docs/howto/few-bits.md": 1,

@@ -25,8 +25,8 @@ from lbq.neuron import ILIF, LIF, BurstNeuron, LadderNeuron
 from lbq.neuron.recorder import record_levels
 from tests.support.small_nets import Branches, Functional, mean_logits, normalised, pixels, small, warmed
 
-nir = pytest.importorskip("nir", reason="the package nir is not installed: pip install 'lbq[nir]'")
-h5py = pytest.importorskip("h5py", reason="h5py, which nir needs, is not installed: pip install 'lbq[nir]'")
+nir = pytest.importorskip("nir", reason="the package nir is not installed: pip install nir")
+h5py = pytest.importorskip("h5py", reason="h5py, which nir needs, is not installed: pip install nir")
 
 
 class Reader:

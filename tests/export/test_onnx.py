@@ -30,11 +30,11 @@ from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, Integ
 from lbq.graph.levels import row_sums
 from tests.support.small_nets import CASES, branched, deployed, eventful, pixels
 
-onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: pip install 'lbq[onnx]'")
+onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: pip install onnx onnxruntime")
 
 Run = Callable[[dict[str, Any]], dict[str, Any]]
 WITHOUT_RUNTIME = pytest.mark.skipif(
-    importlib.util.find_spec("onnxruntime") is None, reason="onnxruntime is not installed: pip install 'lbq[onnx]'"
+    importlib.util.find_spec("onnxruntime") is None, reason="onnxruntime is not installed: pip install onnx onnxruntime"
 )
 RUNTIMES = ["reference", pytest.param("onnxruntime", marks=WITHOUT_RUNTIME)]
 

@@ -183,7 +183,7 @@ def test_onnx_at_the_edge_of_the_bounds(edge: tuple[Network, NDArray[np.uint8]])
     """Beyond 2^24 matrices are int32."""
     onnx = pytest.importorskip("tests.export.test_onnx")
     onnx.check(*edge, "reference")
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'lbq[onnx]'")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install onnx onnxruntime")
     onnx.check(*edge, "onnxruntime")
 
 

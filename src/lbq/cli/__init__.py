@@ -77,7 +77,7 @@ def _run(arguments: list[str] | None) -> None:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        fail("this command needs PyTorch, which is not installed: pip install 'lbq[train]'")
+        fail("this command needs PyTorch, which is not installed: pip install torch")
     except Exception as error:
         # the option parser's own errors, whose classes moved between versions of typer
         describe = getattr(error, "format_message", None)

@@ -49,7 +49,7 @@ def _torch_facts() -> dict[str, Any]:
     try:
         import torch
     except ModuleNotFoundError:
-        return {"devices": [], "kernels": {}, "advice": ["training needs PyTorch: pip install 'lbq[train]'"]}
+        return {"devices": [], "kernels": {}, "advice": ["training needs PyTorch: pip install torch"]}
     from lbq.native.choose import choose
 
     threads = torch.get_num_threads()

@@ -224,7 +224,7 @@ class Network:
             if error.name != "torch":
                 raise
             raise LbqError(
-                f"engine {device} needs PyTorch, which is not installed: pip install 'lbq[train]', or take engine auto"
+                f"engine {device} needs PyTorch, which is not installed: pip install torch, or take engine auto"
             ) from error
         with cuda.turn:
             if device not in self._on_device:

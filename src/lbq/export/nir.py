@@ -74,7 +74,7 @@ def _package() -> Any:
     try:
         import nir
     except ImportError as error:
-        raise LbqError("writing NIR needs the package nir: pip install 'lbq[nir]'") from error
+        raise LbqError("writing NIR needs the package nir: pip install nir") from error
     return nir
 
 

@@ -62,7 +62,7 @@ def onnx_model(
     try:
         import onnx
     except ImportError as error:
-        raise LbqError("writing ONNX needs the package onnx: pip install 'lbq[onnx]'") from error
+        raise LbqError("writing ONNX needs the package onnx: pip install onnx onnxruntime") from error
     size = sum(s.weight.nbytes for s in network.synapses)
     if size > MOST_WEIGHT_BYTES:
         raise GraphError(f"the network has {size:,} bytes of weights, an ONNX file at most 2 GiB: use model.lbq")

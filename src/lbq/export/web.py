@@ -107,7 +107,7 @@ def compiler() -> list[str]:
         return [sys.executable, "-m", "ziglang"]
     if (program := shutil.which("zig")) is not None:
         return [program]
-    raise LbqError("WebAssembly needs the compiler zig, which is not installed: pip install ziglang, or lbq[web]")
+    raise LbqError("WebAssembly needs the compiler zig, which is not installed: pip install ziglang")
 
 
 def described(module: bytes, facts: dict[str, Any]) -> bytes:

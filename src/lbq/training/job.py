@@ -68,7 +68,7 @@ class Job:
     def run(self, resume: bool) -> dict[str, Any]:
         """Train to the end and return the result; continue what is in the folder where `resume`."""
         if self.config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
-            raise LbqError("train.tensorboard needs the package tensorboard: pip install 'lbq[tensorboard]'")
+            raise LbqError("train.tensorboard needs the package tensorboard: pip install tensorboard")
         # The run that it started from may be gone once it has a checkpoint of its own.
         starts = self.config.train.init_from and not (self.folder / CHECKPOINTS).exists()
         if starts:
