@@ -12,6 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ class TrainConfig(Section):
     level_cost_above: float = _at_least(0.0, 0)  # so many accumulations of a sample are free
     weight_bits: int = _checked(0, "0 (not rounded) or 2 to 8", lambda v: v == 0 or 2 <= v <= 8)
     ema: float = _share(0.0)  # decay of averaged weights; 0: off
-    init_from: str = ""  # a run, a model.lbq or a weights.safetensors to start from
+    init_from: str = ""  # a run, a model.lbq or its name, or a weights.safetensors to start from
     new_head: bool = False  # leave the classifier of `init_from` out
     eval_every: int = _at_least(1, 1)  # epochs; the last one is always evaluated
     test: str = _one_of("last", "last", "never", "every")  # which evaluated epochs are tested on the test set
@@ -394,6 +395,17 @@ def _suggestion(key: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, homes))}?" if homes else nearest(key, known)
 
 
+def _in_toml(kind: Any, value: Any) -> str:
+    """How TOML writes a value that Python knows too, such as .5 and True."""
+    if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+        return f": write {value.lower()}"
+    if kind in (int, float) and isinstance(value, str):
+        with suppress(ValueError, OverflowError):
+            number = float(value)
+            return f": write {int(number) if kind is int and number == int(number) else number}"
+    return ""
+
+
 def _convert(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, types.GenericAlias):
         if not isinstance(value, Mapping):
@@ -403,7 +415,7 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         value = float(value)
     if type(value) is not kind:
         expected = TYPE_NAMES.get(kind) or f"a {kind.__name__}"
-        raise ConfigError(f"{where} must be {expected}, got {value!r:.80}")
+        raise ConfigError(f"{where} must be {expected}, got {value!r:.80}{_in_toml(kind, value)}")
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{where} must be finite, got {value!r}")
     return value

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import lbq
 from lbq import models
 from lbq.errors import GraphError
+from lbq.models import over_time
 from lbq.neuron import BurstNeuron
 from tests.support.own_nets import Own, rest
 from tests.support.small_nets import Functional, small
@@ -32,6 +33,20 @@ def test_samples_that_stay_apart_pass() -> None:
     events = models.create("resnet8w4", in_channels=1, timesteps=3)
     lbq.check(events, torch.stack([IMAGES] * 3), static=False)
     lbq.check(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), IMAGES)
+
+
+def test_what_a_network_keeps_of_its_last_pass_is_no_obstacle() -> None:
+    """An activation for another loss: it has a history of gradients, which PyTorch does not copy."""
+
+    def keeping(m: Any, x: Tensor) -> Tensor:
+        m.kept = m.sn(over_time(x, m.conv, m.bn, timesteps=2))
+        return rest(m, m.kept)
+
+    net = Own(keeping)
+    net(IMAGES)
+    assert net.kept.grad_fn is not None
+    lbq.check(net, IMAGES)
+    assert net.kept.grad_fn is not None
 
 
 def test_the_neuron_that_reads_the_batch_as_time_is_named() -> None:

@@ -331,6 +331,8 @@ def test_refusals() -> None:
     for net, batches in ((nn.Linear(4, 3), [batch(2, 5, 4)]), (Two(), [])):
         with pytest.raises(LbqError, match="no neuron of lbq.neuron ran"):
             lbq.statistics(net, batches)
+    with pytest.raises(LbqError, match="the batches hold no samples"):
+        lbq.statistics(Two(), [batch(2, 5, 4)[:, :0]])
     with pytest.raises(LbqError, match="neuron 'sn' puts out NaN"):
         lbq.statistics(Two(), [batch(2, 5, 4) * float("nan")])
 

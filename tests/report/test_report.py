@@ -435,6 +435,19 @@ def test_the_command(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [path.name for path in tmp_path.iterdir()] == [f"report.{suffix}"]
 
 
+def test_a_second_report_leaves_nothing_of_the_first(call: Call, tmp_path: Path) -> None:
+    """Old tables beside new ones would look current. What somebody else put there stays."""
+    for form in ("csv", "svg"):
+        (tmp_path / form).mkdir()
+        (tmp_path / form / f"mine.{form}").write_text("")
+        for runs in (runs_folder(), runs_folder() / "ann"):
+            code, _, err = call("report", str(runs), "--format", form, "-o", str(tmp_path / form))
+            assert (code, err) == (0, "")
+        listed = csv.DictReader(io.StringIO(next((tmp_path / form).glob("[ft]*s.csv")).read_text(encoding="utf-8")))
+        there = {path.name for path in (tmp_path / form).iterdir()} - {"figures.csv", "tables.csv"}
+        assert there == {row["File"] for row in listed} | {f"mine.{form}"}
+
+
 def test_figures_and_tables_as_files(call: Call, tmp_path: Path) -> None:
     for form in ("svg", "csv", "csv"):  # the second time, files are there
         code, _, err = call("report", str(runs_folder()), "--format", form, "-o", str(tmp_path / form))
@@ -446,7 +459,9 @@ def test_figures_and_tables_as_files(call: Call, tmp_path: Path) -> None:
     assert re.search(
         r"^Energy: .*; modelled µJ per image$", next(r["Title"] for r in listed if r["File"] == "energy-1.csv")
     )
-    files = {path.stem: path for path in (tmp_path / "svg").iterdir()}
+    files = {path.stem: path for path in (tmp_path / "svg").glob("*.svg")}
+    titles = list(csv.DictReader(io.StringIO((tmp_path / "svg" / "figures.csv").read_text(encoding="utf-8"))))
+    assert {row["File"] for row in titles} == {path.name for path in files.values()}
     kinds = {re.sub(r"-digits-\d+ep$", "", name) for name in files}
     assert max(map(len, files)) <= 40
     assert {"steps", "planes", "training-loss", "surrogates", "neuron", "membranes"} <= kinds

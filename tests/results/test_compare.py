@@ -137,8 +137,11 @@ def test_what_compares_with_nothing_is_refused(tmp_path: Path) -> None:
     made = json.loads(part.read_text())
     made["config"]["data"]["limit"] = 100
     part.write_text(json.dumps(made))
-    with pytest.raises(LbqError, match=r"d.json was tested on a part of its test set \(data.limit\)"):
+    with pytest.raises(LbqError, match=r"d.json was tested on a part of its test set \(data.limit=100\)"):
         compare(good, gather([part]).finished)
+    same = stored(tmp_path, "f", 91.0, ~right)
+    same.write_text(json.dumps({**json.loads(same.read_text()), "config": made["config"]}))
+    assert compare(gather([part]).finished, gather([same]).finished).difference
     untested = gather([stored(tmp_path, "e", 90.0, right)]).finished
     untested[0].record["test_accuracy"] = None
     with pytest.raises(LbqError, match="e.json has no test accuracy"):

@@ -94,7 +94,7 @@ def test_a_new_analysis_leaves_no_figure_of_an_older_one(tmp_path: Path) -> None
     assert names(folder) == sorted([*(path.name for path in written), "notes.svg"])
     assert "membranes.svg" not in names(folder)
     (folder / "membranes.svg").mkdir()
-    with pytest.raises(LbqError, match=r"cannot remove .*membranes.svg, which is of an older analysis"):
+    with pytest.raises(LbqError, match=r"cannot remove .*membranes.svg, which is of an older report or analysis"):
         write_analysis(folder, bare)
 
 

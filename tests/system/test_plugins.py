@@ -203,6 +203,50 @@ def test_the_documented_file_trains_deploys_and_runs(here: Path, call: Call) -> 
     assert error.endswith("(one of your own: lbq --import FILE ...)\n")
 
 
+def test_a_file_that_was_edited_since_is_told(here: Path, call: Call) -> None:
+    """What lbq makes of a run then is perhaps not what was trained, and trainings before and after are not of one kind."""
+    sweep = (
+        "sweep",
+        str(ROOT / "configs/digits/lbq.toml"),
+        "model.id=mynet",
+        "neuron.name=fine",
+        *QUICK,
+        "--train-only",
+    )
+    assert status("--import", "my_net.py", *sweep, "--vary", "seed=0", "-o", "out") == 0
+    first = next((here / "out").glob("*/result.json")).parent
+    assert status("--import", "my_net.py", "record", first, "-o", "0.json") == 0
+    (here / "my_net.py").write_text(EXAMPLE.replace("n_max=10", "n_max=3"))
+    for taken in (plugins.IMPORTED, plugins._CHECKSUMS):  # as in a process of its own
+        taken.clear()
+    other = pytest.warns(UserWarning, match="was trained with another my_net.py, so this may not be its network")
+    with other:
+        code, out, err = call("--import", "my_net.py", *sweep, "--vary", "seed=0,1", "-o", "out")
+    assert code == 0
+    assert "trained already, with another my_net.py: give another --out" in out + err
+    assert "(n = 2)" not in out  # no mean over the two
+    second = next(p.parent for p in (here / "out").glob("*/result.json") if p.parent != first)
+    assert status("--import", "my_net.py", "record", second, "-o", "1.json") == 0
+    for command in (("eval", first), ("deploy", first, "-o", "mine.lbq"), ("record", first, "-o", "again.json")):
+        with other:
+            assert status("--import", "my_net.py", *command) == 0
+    assert "0.json and 1.json were trained with different files of your own (my_net.py sha256 " in call.refused(
+        "compare", "0.json", "1.json", "--against", "1.json"
+    )
+
+
+def test_a_neuron_that_is_none_of_lbq_is_no_ann(here: Path, call: Call) -> None:
+    (here / "mine.py").write_text(
+        "from torch import nn\nfrom lbq.neuron import register\n"
+        "@register('soft')\nclass Soft(nn.Module):\n    def forward(self, x):\n        return x.cumsum(0).tanh()\n"
+    )
+    train = ("train", str(ROOT / "configs/digits/lbq.toml"), "neuron.name=soft", *QUICK, "--out", "soft")
+    code, _, err = call("--import", "mine.py", *train)
+    assert code == 0
+    assert "soft is none of lbq.neuron: its levels are not counted, and the network cannot be deployed" in err
+    assert "an ANN" not in err
+
+
 def test_the_documented_surrogate_trains(here: Path, call: Call) -> None:
     wide = ("train", str(ROOT / "configs/digits/lbq.toml"), "neuron.surrogate=wide", *QUICK, "train.batch_size=512")
     error = call.refused(*wide, "--out", "wide")

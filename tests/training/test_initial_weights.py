@@ -95,6 +95,13 @@ def test_a_deployed_network_deploys_to_the_same_levels_and_trains_as_it_is_evalu
     assert np.concatenate([(trained[name] == level).ravel() for name, level in evaluated.items()]).mean() > 0.999
 
 
+def test_a_network_with_a_name_is_found_by_it(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(first.with_name("model.lbq"), tmp_path / "mine.lbq")
+    monkeypatch.setenv("LBQ_MODELS", str(tmp_path))
+    named, by_path = (started(settings(path)).net.state_dict() for path in (Path("mine"), tmp_path / "mine.lbq"))
+    assert all(torch.equal(value, by_path[name]) for name, value in named.items())
+
+
 def test_statistics_are_those_of_what_batchnorm_gets(first: Path) -> None:
     made = started(settings(first.with_name("model.lbq"), "train.batch_size=50"))
     batches = made.source.train_batches(list(made.order(0)[:, 0, 0]), 0, made.config.seed)

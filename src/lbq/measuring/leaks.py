@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lbq.deploy.lowering.faithful import unwrapped
+from lbq.deploy.lowering.faithful import copied, unwrapped
 from lbq.deploy.verify import InFloat64
 from lbq.errors import GraphError
 from lbq.neuron.base import neurons_of
@@ -41,7 +40,7 @@ def check(net: nn.Module, images: Tensor | NDArray[Any], static: bool = True) ->
     x = x.double()
     if torch.equal(x, x.flip(axis)):
         raise GraphError("images must differ from each other: of equal ones nothing can be said")
-    exact = copy.deepcopy(unwrapped(net)).double().eval()
+    exact = copied(unwrapped(net)).double().eval()
     half = x.shape[axis] // 2
     with InFloat64():
         there, back, alone = exact(x), exact(x.flip(axis)), exact(x.narrow(axis, 0, half))

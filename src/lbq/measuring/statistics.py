@@ -205,6 +205,8 @@ class _Watch:
         neurons, tails = neurons_of(self.net), neuron_tails(self.net)
         if not self.counts:
             raise LbqError("no neuron of lbq.neuron ran: give a network that has some, and at least one batch")
+        if self.samples == 0:
+            raise LbqError("the batches hold no samples: give some")
         layers = []
         for name, levels in self.counts.items():
             step = neurons[name].step.double()

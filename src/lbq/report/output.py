@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 from lbq import engine
@@ -11,11 +13,12 @@ from lbq.counting.analysis import Analysis
 from lbq.counting.inputs import read_input
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.errors import LbqError
+from lbq.report.cells import Table
 from lbq.report.formats import comma_separated, latex, markdown
 from lbq.report.layer_figures import ANALYSIS_FIGURES, analysis_figures
 from lbq.report.page import all_figures, render
 from lbq.report.svg import standalone
-from lbq.report.tables import all_tables, contents
+from lbq.report.tables import all_tables
 from lbq.report.tour import Tour, take
 from lbq.results.gather import ACCOUNT
 from lbq.results.result import Gathered
@@ -42,14 +45,42 @@ def make(
         _check_contents(gathered, format)
     if format == "svg":
         figures = all_figures(gathered, technology)
-        return files.write_all(path, {f"{figure.id}.svg": shown(standalone(figure.svg)) for figure in figures})
+        listed = Table("figures", "Figures", "File; Title; Caption")
+        for figure in figures:
+            listed.add(f"{figure.id}.svg", figure.title, figure.caption)
+        return _fill(path, listed, {f"{figure.id}.svg": shown(standalone(figure.svg)) for figure in figures})
     if format == "html":
         return files.write(path, shown(render(gathered, technology, tour_of(gathered, image), title)))
     tables = all_tables(gathered, technology)
     if format == "csv":
-        every = [contents(tables), *tables]
-        return files.write_all(path, {f"{table.id}.csv": shown(comma_separated(table)) for table in every})
+        listed = Table("tables", "Tables", "File; Title; Notes")
+        for table in tables:
+            listed.add(f"{table.id}.csv", table.title, " ".join(table.notes))
+        return _fill(path, listed, {f"{table.id}.csv": shown(comma_separated(table)) for table in tables})
     return files.write(path, shown({"md": markdown, "latex": latex}[format](tables)))
+
+
+def _fill(folder: Path, listed: Table, texts: dict[str, str]) -> int:
+    """Write files into a folder, with a list of what they show, and remove those that only an older list names."""
+    index = folder / f"{listed.id}.csv"
+    older = {row[0] for row in csv.reader(index.read_text("utf-8").splitlines()) if row} if index.is_file() else set()
+    size = files.write_all(folder, {**texts, index.name: shown(comma_separated(listed))})
+    suffixes = {Path(name).suffix for name in texts}
+    _remove(
+        folder, {name for name in older - texts.keys() if Path(name).name == name and Path(name).suffix in suffixes}
+    )
+    return size
+
+
+def _remove(folder: Path, names: Iterable[str]) -> None:
+    """Remove files that an older report or analysis left."""
+    for stale in [folder / name for name in sorted(names)]:
+        try:
+            stale.unlink(missing_ok=True)
+        except OSError as error:
+            raise LbqError(
+                f"cannot remove {stale}, which is of an older report or analysis: {error.strerror}"
+            ) from error
 
 
 def _check_contents(gathered: Gathered, format: str) -> None:
@@ -95,9 +126,6 @@ def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
         texts |= {f"{name}.svg": shown(standalone(figure.svg)) for name, figure in analysis_figures(analysis).items()}
     files.write_all(folder, texts)
     possible = {"layers.csv", *(f"{name}.svg" for name in ANALYSIS_FIGURES)}
-    for stale in [folder / name for name in sorted(possible - texts.keys()) if older]:
-        try:
-            stale.unlink(missing_ok=True)
-        except OSError as error:
-            raise LbqError(f"cannot remove {stale}, which is of an older analysis: {error.strerror}") from error
+    if older:
+        _remove(folder, possible - texts.keys())
     return [folder / name for name in texts]

@@ -53,14 +53,6 @@ def all_tables(gathered: Gathered, technology: Technology = DEFAULT) -> list[Tab
     ]
 
 
-def contents(tables: Sequence[Table]) -> Table:
-    """What files of tables hold: their titles, with units, and their notes."""
-    table = Table("tables", "Tables", "File; Title; Notes")
-    for other in tables:
-        table.add(f"{other.id}.csv", other.title, " ".join(other.notes))
-    return table
-
-
 def _counted_network(group: Group, title: str) -> str:
     """The network of a group whose counts a table shows. title: what tells the group from others."""
     counted = next((r for r, a in group.analysed if "exact" in a.accounts), group.first)
@@ -79,7 +71,7 @@ def runs_table(gathered: Gathered) -> Table:
         "#On integers %; Config; Weights; From",
         "Accuracy of the last epoch on the test set; mean ± sample standard deviation over seeds, a single seed has none.",
         *[HELD_OUT_NOTE] * held_out,
-        *[LIMIT_NOTE] * any(r.limited for r in gathered.finished),
+        *[LIMIT_NOTE] * any(r.limit for r in gathered.finished),
     )
     table.note("Config and weights: first digits of their SHA-256.", "Config", "Weights")
     for group in gathered.groups:

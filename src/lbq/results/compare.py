@@ -150,6 +150,7 @@ def compare(ours: Sequence[Result], theirs: Sequence[Result], in_float: bool = F
     if len(datasets) > 1:
         raise LbqError(f"results of several datasets cannot be compared: {', '.join(sorted(datasets))}")
     _check_same_data((*ours, *theirs))
+    _check_same_part((*ours, *theirs))
     first, second = (_side(some, in_float) for some in (ours, theirs))
     _check_apart(ours, theirs)
     samples = None
@@ -196,13 +197,31 @@ def _check_same_data(results: Sequence[Result]) -> None:
             )
 
 
+def _check_same_part(results: Sequence[Result]) -> None:
+    """Refuse trainings and tests on parts of a dataset (data.limit) that are not the same for all."""
+    first = results[0]
+    for other in results[1:]:
+        if other.limit != first.limit:
+            one = first if first.limit else other
+            raise LbqError(
+                f"{one.source} was tested on a part of its test set (data.limit={one.limit}): compare it with trainings on "
+                "the same part"
+            )
+
+
 def _check_one_kind(results: Sequence[Result]) -> None:
     """Refuse trainings of one side that differ in more than their seed."""
     known = [r for r in results if not r.alone]
     for other in known[1:]:
         if recipe_hash(other.record["config"]) != recipe_hash(known[0].record["config"]):
             raise LbqError(
-                f"{known[0].source} and {other.source} differ in more than their seed: give trainings of one kind on each side"
+                f"{known[0].source} and {other.source} differ in more than their seed: give trainings of one kind on each "
+                "side, and an --against for each of the other side"
+            )
+        if other.own_code != known[0].own_code:
+            raise LbqError(
+                f"{known[0].source} and {other.source} were trained with different files of your own "
+                f"({known[0].own_code or 'none'}; {other.own_code or 'none'}): give trainings of one kind on each side"
             )
 
 
@@ -212,10 +231,6 @@ def _side(results: Sequence[Result], in_float: bool) -> Side:
     _check_one_kind(results)
     accuracies, rights, deployed = [], [], []
     for result in results:
-        if result.limited:
-            raise LbqError(
-                f"{result.source} was tested on a part of its test set (data.limit): it compares with nothing"
-            )
         on_integers = not in_float and result.integer_accuracy is not None
         accuracy = result.integer_accuracy if on_integers else result.accuracy
         if accuracy is None:

@@ -104,9 +104,9 @@ class Result:
         return self.record.get("holdout_accuracy")
 
     @property
-    def limited(self) -> bool:
-        """Whether it was trained and tested on a part of its dataset (`data.limit`)."""
-        return bool(self.record["config"].get("data", {}).get("limit"))
+    def limit(self) -> int:
+        """How many samples of each part of its dataset it was trained and tested on (`data.limit`); 0: on all."""
+        return int(self.record["config"].get("data", {}).get("limit", 0))
 
     @property
     def of_events(self) -> bool:
@@ -167,13 +167,19 @@ class Result:
     def key(self) -> str:
         """A hash that is equal for runs which differ in their seed alone.
 
-        The reference kernel has its own key: it rounds BatchNorm's output in another way. So has a run that repeats a seed.
+        The reference kernel has its own key: it rounds BatchNorm's output in another way. So has a run that repeats a seed,
+        and code of a user's own, by the checksum of its file.
         """
         record = self.record
         differing = [record.get(key) for key in ("split", "data_sha256", "init_sha256")]
         reference = record.get("versions", {}).get("kernel") == "reference"
-        facts = [recipe_hash(record["config"]), *differing, reference, self.repeat]
+        facts = [recipe_hash(record["config"]), *differing, reference, self.repeat, *filter(None, [self.own_code])]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    @property
+    def own_code(self) -> str:
+        """The files that it was trained with (`--import`), with their checksums."""
+        return str(self.record.get("versions", {}).get("imports", ""))
 
     @property
     def steps(self) -> dict[str, float]:

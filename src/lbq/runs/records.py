@@ -37,6 +37,7 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
     folder = run_folder.check_folder(run, "config.toml", "result.json", "metrics.jsonl")
     config, result = run_folder.load_config(folder), files.json_of(folder / "result.json", RunError)
     log = log_of(folder)
+    run_folder.warn_of_other_files(folder)  # the plan below asks the network for its levels
     try:
         epoch, accuracy, last = result.get("epoch"), result["accuracy"], log[-1] if log else {}
         if log and epoch and (last["epoch"] != epoch or not _agree(last.get("test_accuracy"), accuracy)):

@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
@@ -298,9 +299,24 @@ def over(timesteps: int, config: Config) -> Config:
     return replace(config, model=replace(config.model, timesteps=timesteps))
 
 
+def other_files(run: Path | str) -> str:
+    """The names of the imported files that were others when this run was trained; "" where none are known."""
+    result = Path(run) / "result.json"
+    if not (plugins.IMPORTED and result.is_file()):
+        return ""
+    environment = files.json_of(result, RunError).get("environment")
+    return plugins.changed(str(environment.get("imports", ""))) if isinstance(environment, dict) else ""
+
+
+def warn_of_other_files(run: Path | str) -> None:
+    if others := other_files(run):
+        warnings.warn(f"{run} was trained with another {others}, so this may not be its network", stacklevel=3)
+
+
 def load(run: Path | str, timesteps: int | None = None) -> BurstNet:
     """The trained network of a run folder, in evaluation mode. timesteps: default those of training."""
     folder = check_folder(run, "config.toml", "weights.safetensors")
+    warn_of_other_files(folder)
     try:
         trained = load_config(folder)
         config = trained if timesteps is None else over(timesteps, trained)

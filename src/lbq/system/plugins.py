@@ -84,3 +84,10 @@ def options() -> list[str]:
 def checksums() -> str:
     """The imported files with checksums: "my_net.py sha256 ..."; "" if there are none."""
     return "; ".join(_CHECKSUMS)
+
+
+def changed(before: str) -> str:
+    """The names of the imported files that were others when `checksums` gave `before`; "" if there are none."""
+    lines = before.split("; ")
+    names = {line.split(" sha256 ")[0] for line in lines}
+    return ", ".join(name for line in _CHECKSUMS if (name := line.split(" sha256 ")[0]) in names and line not in lines)

@@ -91,8 +91,13 @@ class Sentinel:
     def _remedy(self) -> str:
         o = self.config.optim
         learned = any(p.requires_grad for neuron in neurons_of(self.net).values() for p in neuron.parameters())
-        own = f" or optim.neuron_lr ({o.neuron_lr:g})" if learned else ""
-        return f"lower optim.lr ({o.lr:g}){own}, or use a longer warm-up"
+        price = self.config.train.level_cost
+        lower = [
+            f"optim.lr ({o.lr:g})",
+            *[f"optim.neuron_lr ({o.neuron_lr:g})"] * learned,
+            *[f"train.level_cost ({price:g})"] * bool(price),
+        ]
+        return f"lower {' or '.join(lower)}, or use a longer warm-up"
 
 
 @torch.no_grad()

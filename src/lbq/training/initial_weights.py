@@ -17,6 +17,7 @@ from lbq.config import Config
 from lbq.data.dataset import Inputs
 from lbq.deploy.lowering.trace import NORMS
 from lbq.deploy.unfold import unfold
+from lbq.engine import published
 from lbq.errors import GraphError, LbqError, RunError
 from lbq.graph.integer import IntegerNetwork
 from lbq.neuron import SpikingNeuron
@@ -45,11 +46,17 @@ class Start:
     notes: tuple[str, ...] = ()
 
 
+def _place(path: str) -> str:
+    """The path itself, or that of a network which lbq knows by this name."""
+    return str(path if Path(path).exists() else published.names().get(path, path))
+
+
 def check(path: str) -> None:
     """Refuse what is no start at all, before anything is read that takes long."""
+    path = _place(path)
     try:
         if not Path(path).exists():
-            raise RunError(f"{path} does not exist: give {KINDS}")
+            raise RunError(f"{path} does not exist: give {KINDS}, or a name of lbq models")
         if Path(path).is_dir():
             run_folder.check_folder(path, "weights.safetensors")
         elif Path(path).suffix not in (".lbq", ".safetensors"):
@@ -60,7 +67,7 @@ def check(path: str) -> None:
 
 def read(config: Config, net: nn.Module, inputs: Inputs) -> Start:
     """What `config` starts from, for its network and what that reads."""
-    path, head = config.train.init_from, not config.train.new_head
+    path, head = _place(config.train.init_from), not config.train.new_head
     check(path)
     try:
         if Path(path).suffix == ".lbq" and Path(path).is_file():

@@ -124,6 +124,8 @@ class LevelCost:
         return self.free * (ramp * ramp / (2 * RAMP) + (excess - ramp))
 
     def __call__(self, emitted: Mapping[str, Sequence[Tensor]], samples: int) -> Tensor:
+        if samples < 1:
+            raise ValueError(f"samples must be at least 1, the size of the batch, got {samples!r}")
         cost = self.of(self.accumulations(emitted, samples), samples)
         if torch.is_grad_enabled() and not cost.requires_grad:
             warnings.warn(

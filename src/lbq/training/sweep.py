@@ -185,7 +185,7 @@ def _lacks(config: Config) -> str:
     outline(config)
     neuron = create(**config.neuron_options, timesteps=config.model.timesteps, channels=1)
     if not isinstance(neuron, SpikingNeuron):
-        return "it has no spiking neurons"
+        return "it has no spiking neurons of lbq.neuron"
     try:
         check_neuron(str(config.neuron["name"]), replace(neuron.spec(), gain=1.0))  # weights take the gain
     except GraphError as error:
@@ -251,6 +251,8 @@ class Sweep:
         with self._signals():
             for number, member in enumerate(self.members, 1):
                 self.say(f"[{number}/{len(self.members)}] {member.folder.name}")
+                if others := run_folder.other_files(member.folder):
+                    self.say(f"trained already, with another {others}: give another --out to train it with this one")
                 state = self._train(member)
                 states.append((member, self._measure(member) if deploy and state == "done" else state))
         return states

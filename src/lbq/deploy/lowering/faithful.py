@@ -10,7 +10,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -89,7 +89,17 @@ def plain_copy(net: nn.Module) -> nn.Module:
         check_unwatched(name, module)
         if inside(module) is not None:
             raise GraphError(f"layer {name!r} is wrapped in {type(module).__name__}: put what is inside in its place")
+    return copied(net)
+
+
+def copied(net: nn.Module) -> nn.Module:
+    """A deep copy. What a module kept of its last pass, such as an activation for a loss, is copied without its gradient."""
+    kept = {id(value): value.detach() for m in net.modules() for value in vars(m).values() if _has_history(value)}
     try:
-        return copy.deepcopy(net)
+        return copy.deepcopy(net, kept)
     except Exception as error:
         raise GraphError(f"{type(net).__name__} cannot be copied: {' '.join(str(error).split())}") from error
+
+
+def _has_history(value: object) -> bool:
+    return isinstance(value, Tensor) and not value.is_leaf
