@@ -315,7 +315,7 @@ def test_what_cannot_be_copied_traced_or_is_no_network() -> None:
     net = Own()
     net.kept = net.fc.weight * 2
     close(net, made(net))  # what it keeps of a pass is no obstacle
-    net.kept = threading.Lock()
+    net.kept = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(GraphError, match="^Own cannot be copied: cannot pickle '_thread.lock' object"):
         made(net)
     with pytest.raises(GraphError, match="^net must be a torch.nn.Module, got function"):
