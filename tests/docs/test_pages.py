@@ -26,6 +26,7 @@ from lbq.neuron import BurstNeuron
 from lbq.runs.build import build
 from tests.support import small_runs
 from tests.support.paths import ROOT
+from tests.support.report_runs import runs_folder
 
 DOCS = ROOT / "docs"
 PAGES = [
@@ -316,3 +317,21 @@ def test_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert second.startswith("epoch 2: loss")
     assert sum(line.startswith(("sn1", "layer")) for line in rest) == 7
     assert "<html" in Path("runs/python/report.html").read_text()
+
+
+def test_the_page_on_files_names_every_key_that_a_run_writes() -> None:
+    """And none that it does not, but for those that not every run has."""
+    page = (ROOT / "docs/reference/files.md").read_text()
+    lines, result = (
+        re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", part, re.M))) for part in tables(page)
+    )
+    run = runs_folder() / "lbq-0"
+    written = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert set(lines) == set(written) | {"outcomes"}
+    assert set(result) == set(json.loads((run / "result.json").read_text())) | {"init_sha256", "earlier"}
+
+
+def tables(page: str) -> tuple[str, str]:
+    """The parts on metrics.jsonl and on result.json."""
+    _, lines, rest = re.split(r"^`metrics.jsonl` has|^`result.json` exists", page, flags=re.M)
+    return lines, rest.partition("\n## ")[0]
