@@ -37,7 +37,7 @@ from lbq.neuron.checks import logit
 ROUNDING_UNITS, ROUNDING_SHARE = 2.0, 1e-3  # by so much may constants differ that were rounded to whole units
 LEAK_ROUNDING = 2.0**-15
 TAIL = "eta"  # of a surrogate: files hold none
-AS_THE_FILE = "set the model as the file's network had it"
+AS_THE_FILE = "set the model as the file's network had it (model.id, model.stem_stride)"
 # of two synapses
 COMPARED = ("source", "kind", "pools", "stride", "padding", "dilation", "groups", "copy_of", "sources", "heads")
 

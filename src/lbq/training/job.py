@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -136,7 +137,10 @@ class Job:
         stored = run_folder.load_config(self.folder)
         if stored.hash != self.config.hash:
             changes = "; ".join(differences(stored, self.config))
-            raise RunError(f"{config_file} differs from the configuration given ({changes}): choose another --out")
+            raise RunError(
+                f"{config_file} differs from the configuration given ({changes}): choose another --out, with "
+                f"{shlex.quote(f'train.init_from={self.folder}')} to start from its weights"
+            )
         if result_file.exists():
             return run_folder.read_result(self.folder, TRAINED)
         if stored != self.config:  # in settings that change no result, such as where the data lies
