@@ -296,5 +296,5 @@ def test_arguments_and_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(LbqError, match="it is a folder"):
         write_nir(graph, tmp_path, "subtract")
     monkeypatch.setitem(sys.modules, "nir", None)
-    with pytest.raises(LbqError, match=r"needs the package nir: pip install 'lbq\[nir\]'"):
+    with pytest.raises(LbqError, match=r"needs the package nir: pip install nir"):
         nir_graph(graph, "subtract")
