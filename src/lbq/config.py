@@ -400,9 +400,10 @@ def _in_toml(kind: Any, value: Any) -> str:
     if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
         return f": write {value.lower()}"
     if kind in (int, float) and isinstance(value, str):
-        with suppress(ValueError, OverflowError):
+        with suppress(ValueError):
             number = float(value)
-            return f": write {int(number) if kind is int and number == int(number) else number}"
+            if math.isfinite(number) and (kind is float or (number.is_integer() and abs(number) < 2**53)):
+                return f": write {kind(number)}"
     return ""
 
 

@@ -355,6 +355,10 @@ def test_what_can_be_read_is_classified_whatever_lies_beside_it(call: Call, mode
     assert (code, json.loads(out)) == (2, {str(tmp_path / "good.npy"): alone})
     assert err.startswith(f"lbq: {tmp_path / 'bad.png'} cannot be decoded")
     assert err.endswith(": convert or remove it\n")
+    (tmp_path / "none").mkdir()
+    code, out, err = call("predict", model, tmp_path / "none", tmp_path / "good.npy", "--json")
+    assert (code, json.loads(out)) == (2, {str(tmp_path / "good.npy"): alone})
+    assert "none holds no images and no .npy files" in err
     for i in range(5):
         np.save(tmp_path / f"flat{i}.npy", np.zeros(3, np.uint8))
     code, out, err = call("predict", model, tmp_path, "--top", "1")

@@ -357,9 +357,7 @@ def test_the_gpu_engine_needs_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     net = deployed()
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "lbq.engine.cuda.runner", raising=False)
-    with pytest.raises(
-        LbqError, match=r"engine cuda needs PyTorch, which is not installed: pip install torch"
-    ):
+    with pytest.raises(LbqError, match=r"engine cuda needs PyTorch, which is not installed: pip install torch"):
         net.run(pixels(1, 3, 8, 8), "cuda")
 
 

@@ -39,14 +39,16 @@ def test_what_a_network_keeps_of_its_last_pass_is_no_obstacle() -> None:
     """An activation for another loss: it has a history of gradients, which PyTorch does not copy."""
 
     def keeping(m: Any, x: Tensor) -> Tensor:
-        m.kept = m.sn(over_time(x, m.conv, m.bn, timesteps=2))
-        return rest(m, m.kept)
+        kept = m.sn(over_time(x, m.conv, m.bn, timesteps=2))
+        m.kept, m.all_kept, m.by_name = kept, [kept * 2], {"sn": kept * 3}
+        return rest(m, kept)
 
-    net = Own(keeping)
+    net: Any = Own(keeping)
     net(IMAGES)
-    assert net.kept.grad_fn is not None
+    values = net.kept.clone()
     lbq.check(net, IMAGES)
     assert net.kept.grad_fn is not None
+    assert torch.equal(net.kept, values)
 
 
 def test_the_neuron_that_reads_the_batch_as_time_is_named() -> None:

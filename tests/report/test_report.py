@@ -448,6 +448,16 @@ def test_a_second_report_leaves_nothing_of_the_first(call: Call, tmp_path: Path)
         assert there == {row["File"] for row in listed} | {f"mine.{form}"}
 
 
+@pytest.mark.parametrize("content", [b"name\nmeasured.csv\n", b"\xff\xfe", b""])
+def test_a_list_of_somebody_elses_is_left_alone(content: bytes, call: Call, tmp_path: Path) -> None:
+    (tmp_path / "tables.csv").write_bytes(content)
+    (tmp_path / "measured.csv").write_text("1\n")
+    line = call.refused("report", str(runs_folder() / "ann"), "--format", "csv", "-o", str(tmp_path))
+    assert f"{tmp_path / 'tables.csv'} is not " in line
+    assert (tmp_path / "tables.csv").read_bytes() == content
+    assert (tmp_path / "measured.csv").exists()
+
+
 def test_figures_and_tables_as_files(call: Call, tmp_path: Path) -> None:
     for form in ("svg", "csv", "csv"):  # the second time, files are there
         code, _, err = call("report", str(runs_folder()), "--format", form, "-o", str(tmp_path / form))

@@ -243,7 +243,7 @@ def test_a_neuron_that_is_none_of_lbq_is_no_ann(here: Path, call: Call) -> None:
     train = ("train", str(ROOT / "configs/digits/lbq.toml"), "neuron.name=soft", *QUICK, "--out", "soft")
     code, _, err = call("--import", "mine.py", *train)
     assert code == 0
-    assert "soft is none of lbq.neuron: its levels are not counted, and the network cannot be deployed" in err
+    assert "the network has no neurons of lbq.neuron: levels are not counted, and it cannot be deployed" in err
     assert "an ANN" not in err
 
 
@@ -288,6 +288,14 @@ def test_two_files_of_one_name_both_count(here: Path) -> None:
         plugins.bring_in(f"./{folder}/net.py")  # the same again
         lines.append(f"net.py sha256 {hashlib.sha256(source.encode()).hexdigest()}")
     assert plugins.checksums() == "; ".join(lines)
+
+
+def test_a_file_counts_as_changed_only_where_none_of_its_name_is_as_it_was() -> None:
+    plugins._CHECKSUMS += ["a.py sha256 1", "a.py sha256 2", "b.py sha256 3"]
+    assert plugins.changed("a.py sha256 1") == ""
+    assert plugins.changed("a.py sha256 1; b.py sha256 4") == "b.py"
+    assert plugins.changed("c.py sha256 5") == plugins.changed("") == ""
+    assert plugins.changed(plugins.checksums()) == ""
 
 
 def test_a_module_in_an_archive(here: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,24 @@ def read_inputs(path: Path, network: IntegerNetwork) -> Iterator[Named]:
         yield str(path), read_input(path, network)
 
 
+@contextmanager
+def _noted(path: Path | str, unread: dict[str, str] | None) -> Iterator[None]:
+    """An error that ends the block goes into `unread`, where that is given."""
+    try:
+        yield
+    except DataError as error:
+        if unread is None:
+            raise
+        unread[str(path)] = str(error)
+
+
 def _read_all(paths: Iterable[Path | str], network: IntegerNetwork, unread: dict[str, str] | None) -> Iterator[Named]:
     """The inputs of all files. Where `unread` is given, what cannot be read goes there, by its path, with the reason."""
-    for file in [file for path in paths for file in files_of(path)]:
-        try:
-            yield from read_inputs(file, network)
-        except DataError as error:
-            if unread is None:
-                raise
-            unread[str(file)] = str(error)
+    for path in paths:
+        with _noted(path, unread):
+            for file in files_of(path):
+                with _noted(file, unread):
+                    yield from read_inputs(file, network)
 
 
 def _refuse_empty(path: Path, count: int) -> None:

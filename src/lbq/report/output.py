@@ -63,13 +63,24 @@ def make(
 def _fill(folder: Path, listed: Table, texts: dict[str, str]) -> int:
     """Write files into a folder, with a list of what they show, and remove those that only an older list names."""
     index = folder / f"{listed.id}.csv"
-    older = {row[0] for row in csv.reader(index.read_text("utf-8").splitlines()) if row} if index.is_file() else set()
+    older = _listed(index, listed.columns) if index.is_file() else set()
     size = files.write_all(folder, {**texts, index.name: shown(comma_separated(listed))})
     suffixes = {Path(name).suffix for name in texts}
     _remove(
         folder, {name for name in older - texts.keys() if Path(name).name == name and Path(name).suffix in suffixes}
     )
     return size
+
+
+def _listed(index: Path, columns: list[str]) -> set[str]:
+    """The names of files in an older list. Another file of its name is refused: it may name anything."""
+    try:
+        head, *rows = csv.reader(files.text_of(index).splitlines())
+    except (csv.Error, ValueError):
+        head, rows = [], []
+    if head != columns:
+        raise LbqError(f"{index} is not a list that lbq wrote: give another folder")
+    return {row[0] for row in rows if row and row[0] != index.name}
 
 
 def _remove(folder: Path, names: Iterable[str]) -> None:

@@ -146,11 +146,11 @@ def _described(side: Side) -> str:
 
 def compare(ours: Sequence[Result], theirs: Sequence[Result], in_float: bool = False, seed: int = 0) -> Comparison:
     """Ours minus theirs. in_float: accuracies of the trained networks, also where a deployed one was measured."""
+    _check_same_part((*ours, *theirs))
     datasets = {str(result.record["dataset"]) for result in (*ours, *theirs)}
     if len(datasets) > 1:
         raise LbqError(f"results of several datasets cannot be compared: {', '.join(sorted(datasets))}")
     _check_same_data((*ours, *theirs))
-    _check_same_part((*ours, *theirs))
     first, second = (_side(some, in_float) for some in (ours, theirs))
     _check_apart(ours, theirs)
     samples = None
@@ -199,9 +199,9 @@ def _check_same_data(results: Sequence[Result]) -> None:
 
 def _check_same_part(results: Sequence[Result]) -> None:
     """Refuse trainings and tests on parts of a dataset (data.limit) that are not the same for all."""
-    first = results[0]
+    first = next(iter(results), None)
     for other in results[1:]:
-        if other.limit != first.limit:
+        if first is not None and other.limit != first.limit:
             one = first if first.limit else other
             raise LbqError(
                 f"{one.source} was tested on a part of its test set (data.limit={one.limit}): compare it with trainings on "

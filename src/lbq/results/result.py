@@ -106,7 +106,8 @@ class Result:
     @property
     def limit(self) -> int:
         """How many samples of each part of its dataset it was trained and tested on (`data.limit`); 0: on all."""
-        return int(self.record["config"].get("data", {}).get("limit", 0))
+        limit = self.record["config"].get("data", {}).get("limit", 0)
+        return limit if isinstance(limit, int) else 0
 
     @property
     def of_events(self) -> bool:

@@ -12,6 +12,7 @@ import os
 import site
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -88,6 +89,13 @@ def checksums() -> str:
 
 def changed(before: str) -> str:
     """The names of the imported files that were others when `checksums` gave `before`; "" if there are none."""
-    lines = before.split("; ")
-    names = {line.split(" sha256 ")[0] for line in lines}
-    return ", ".join(name for line in _CHECKSUMS if (name := line.split(" sha256 ")[0]) in names and line not in lines)
+    then, now = map(_by_name, (before.split("; "), _CHECKSUMS))
+    return ", ".join(name for name in now if name in then and not then[name] <= now[name])
+
+
+def _by_name(lines: Iterable[str]) -> dict[str, set[str]]:
+    """Two files of one name both count."""
+    named: dict[str, set[str]] = {}
+    for line in lines:
+        named.setdefault(line.split(" sha256 ")[0], set()).add(line)
+    return named

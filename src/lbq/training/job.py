@@ -137,11 +137,13 @@ class Job:
         stored = run_folder.load_config(self.folder)
         if stored.hash != self.config.hash:
             changes = "; ".join(differences(stored, self.config))
+            start = f", with {shlex.quote(f'train.init_from={self.folder}')} to start from its weights"
             raise RunError(
-                f"{config_file} differs from the configuration given ({changes}): choose another --out, with "
-                f"{shlex.quote(f'train.init_from={self.folder}')} to start from its weights"
+                f"{config_file} differs from the configuration given ({changes}): choose another --out"
+                + start * result_file.exists()
             )
         if result_file.exists():
+            run_folder.warn_of_other_files(self.folder)
             return run_folder.read_result(self.folder, TRAINED)
         if stored != self.config:  # in settings that change no result, such as where the data lies
             run_folder.write_text(config_file, self.toml)

@@ -153,10 +153,10 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
                 yield f"neuron.{key} has no effect: the surrogate {neurons[0].surrogate.name} has no tails"
     if n.get("step_gradient") == "lsq" and not any(neuron.step.requires_grad for neuron in neurons):
         yield "neuron.step_gradient has no effect: the step is not learned"
-    if n.get("name") == "relu" and config.model.timesteps > 1 and trainer.source.static:
+    if not neurons and n.get("name") != "relu":
+        yield "the network has no neurons of lbq.neuron: levels are not counted, and it cannot be deployed"
+    elif not neurons and config.model.timesteps > 1 and trainer.source.static:
         yield f"an ANN computes the same at each of {config.model.timesteps} timesteps: model.timesteps=1"
-    elif not neurons and n.get("name") != "relu":
-        yield f"{n.get('name')} is none of lbq.neuron: its levels are not counted, and the network cannot be deployed"
 
 
 def _too_large(gib: float | None, device: torch.device) -> Iterator[str]:

@@ -7,6 +7,7 @@ Parametrisations (`torch.nn.utils.parametrize`) need no care: a layer's weight i
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -94,12 +95,20 @@ def plain_copy(net: nn.Module) -> nn.Module:
 
 def copied(net: nn.Module) -> nn.Module:
     """A deep copy. What a module kept of its last pass, such as an activation for a loss, is copied without its gradient."""
-    kept = {id(value): value.detach() for m in net.modules() for value in vars(m).values() if _has_history(value)}
+    kept = {id(tensor): tensor.detach().clone() for module in net.modules() for tensor in _with_history(module)}
     try:
         return copy.deepcopy(net, kept)
     except Exception as error:
-        raise GraphError(f"{type(net).__name__} cannot be copied: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split())
+        raise GraphError(
+            f"{type(net).__name__} cannot be copied: {reason}; clear what it keeps of its last pass"
+        ) from error
 
 
-def _has_history(value: object) -> bool:
-    return isinstance(value, Tensor) and not value.is_leaf
+def _with_history(module: nn.Module) -> Iterator[Tensor]:
+    """The tensors that a module holds as attributes, or in a list or a dictionary, and that are results of others."""
+    for value in vars(module).values():
+        inside = (
+            value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else (value,)
+        )
+        yield from (tensor for tensor in inside if isinstance(tensor, Tensor) and not tensor.is_leaf)
