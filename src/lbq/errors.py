@@ -47,7 +47,7 @@ class ArtefactError(LbqError):
     """A deployed network's file is missing, damaged, or holds something that cannot be run."""
 
 
-YOUR_OWN = " (one of your own: lbq --import FILE ...)"  # follows the error for an unknown name
+YOUR_OWN = " (one of your own: lbq --import FILE ..., in Python import it)"  # follows the error for an unknown name
 
 
 def check_new(name: str, built_in: Container[str], kind: str) -> None:

@@ -200,7 +200,7 @@ def test_the_documented_file_trains_deploys_and_runs(here: Path, call: Call) -> 
     assert status("report", "mine.json", "--format", "md", "-o", "mine.md") == 0
     error = call.refused("eval", "mine")
     assert "mine/config.toml: model: unknown id 'mynet'" in error
-    assert error.endswith("(one of your own: lbq --import FILE ...)\n")
+    assert error.endswith("(one of your own: lbq --import FILE ..., in Python import it)\n")
 
 
 def test_a_file_that_was_edited_since_is_told(here: Path, call: Call) -> None:
@@ -251,7 +251,7 @@ def test_the_documented_surrogate_trains(here: Path, call: Call) -> None:
     wide = ("train", str(ROOT / "configs/digits/lbq.toml"), "neuron.surrogate=wide", *QUICK, "train.batch_size=512")
     error = call.refused(*wide, "--out", "wide")
     assert "surrogate must be a known name, got 'wide'; known: arctan, box" in error
-    assert error.endswith("(one of your own: lbq --import FILE ...)\n")
+    assert error.endswith("(one of your own: lbq --import FILE ..., in Python import it)\n")
     assert status("--import", "my_net.py", *wide, "--out", "wide") == 0
     assert records.record_of("wide")["surrogate"] == "wide"
 
