@@ -468,3 +468,12 @@ def test_a_neuron_shows_the_decay_and_reset_that_it_uses() -> None:
         neuron.beta.fill_(23.0)
         neuron.alpha.fill_(-4.0)
     assert "beta=1, alpha=0," in repr(neuron)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_step_may_be_that_of_another_neuron() -> None:
+    first = BurstNeuron(step=torch.tensor(0.3))
+    torch.testing.assert_close(BurstNeuron(step=first.step).step, first.step)
+    for wrong in (torch.tensor([0.3, 0.4]), torch.tensor(-1.0), torch.tensor(float("nan")), torch.tensor(True)):
+        with pytest.raises(ValueError, match="step must be a positive finite number"):
+            BurstNeuron(step=wrong)

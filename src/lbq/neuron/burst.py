@@ -47,17 +47,17 @@ class SteppedNeuron(SpikingNeuron):
     def __init__(
         self,
         *,
-        step: float,
+        step: float | Tensor,
         learn_step: bool,
         channels: int | None = None,
         step_gradient: Literal["sum", "lsq"] = "sum",
         **membrane: Any,
     ) -> None:
         super().__init__(**membrane)
-        if check_positive("step", step) <= LEAST_STEP:
+        if (first := check_positive("step", step)) <= LEAST_STEP:
             raise ValueError(f"step must be larger than {LEAST_STEP:g}, got {step!r}")
         size = () if channels is None else (check_count("channels", channels),)
-        steps, dtype = torch.full(size, float(step), dtype=torch.float64), torch.get_default_dtype()
+        steps, dtype = torch.full(size, first, dtype=torch.float64), torch.get_default_dtype()
         if check_flag("learn_step", learn_step):
             self.register_parameter("rho", nn.Parameter(rho_of(steps).to(dtype)))
         else:
@@ -151,7 +151,7 @@ class BurstNeuron(SteppedNeuron):
     def __init__(
         self,
         n_max: int = 5,
-        step: float = INITIAL_STEP,
+        step: float | Tensor = INITIAL_STEP,
         learn_step: bool = True,
         beta: float = 0.5,
         alpha: float = 1.0,

@@ -29,6 +29,8 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_positive(name: str, value: Any) -> float:
+    if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_meta:  # such as another neuron's step
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= torch.finfo(torch.float32).max:
         raise ValueError(f"{name} must be a positive finite number (of float32), got {value!r}")
     return float(value)
