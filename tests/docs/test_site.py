@@ -52,7 +52,7 @@ def test_no_page_asks_for_anything_outside(site: Path) -> None:
 def test_the_api_page_shows_values_and_describes_each_parameter(site: Path) -> None:
     """Defaults are numbers, not names of constants; a sentence `name: text` of a docstring is an entry of its own."""
     text = re.sub(r"<[^>]+>", "", (site / "reference" / "api.html").read_text(encoding="utf-8"))
-    assert "step: float = 0.4" in text
+    assert "step: float | Tensor = 0.4" in text
     assert "seed: int = 0," in text
     assert not re.findall(r"INITIAL_STEP|BOX_ET_TAIL|_checked|__getstate__", text)
     assert re.search(r"target\s+\(\s*str \| None,\s+default:\s+None\s+\)\s+–\s+cortex-m makes", text)
