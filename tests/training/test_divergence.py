@@ -40,6 +40,10 @@ def test_divergence_names_layer_and_step(tmp_path: Path, call: Call) -> None:
     assert "lower optim.lr (1e+38) or optim.neuron_lr (1e-40), or" in messages[0]
     loaded = last_checkpoint(out)
     assert loaded.values["position"]["step"] == 1
+    file.write_text(config("train.level_cost=1e38", "train.warmup_epochs=0").to_toml())
+    code, _, err = call("train", file, "--out", tmp_path / "dear", "--device", "cpu")
+    assert code == 2
+    assert "or train.level_cost (1e+38), or use a longer warm-up" in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,8 @@ def test_what_lies_above_has_its_price() -> None:
     net = models.create("resnet8w4", timesteps=3)
     whole, samples = LevelCost(net, (3, 8, 8), timesteps=3), 4
     cost = LevelCost(net, (3, 8, 8), above=2e5, timesteps=3)
+    with pytest.raises(ValueError, match="samples must be at least 1, the size of the batch, got 0"):
+        cost({}, 0)
     counts = torch.tensor([0.0, 1.0, 1.9, 2.0, 2.05, 2.1, 2.2, 2.3, 9.0], dtype=torch.float64) * 1e5 * samples
     counts.requires_grad_()
     costs = torch.stack([cost.of(count, samples) for count in counts])

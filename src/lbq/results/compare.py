@@ -199,14 +199,12 @@ def _check_same_data(results: Sequence[Result]) -> None:
 
 def _check_same_part(results: Sequence[Result]) -> None:
     """Refuse trainings and tests on parts of a dataset (data.limit) that are not the same for all."""
-    first = next(iter(results), None)
-    for other in results[1:]:
-        if first is not None and other.limit != first.limit:
-            one = first if first.limit else other
-            raise LbqError(
-                f"{one.source} was tested on a part of its test set (data.limit={one.limit}): compare it with trainings on "
-                "the same part"
-            )
+    if len({result.limit for result in results}) > 1:
+        one = next(result for result in results if result.limit)
+        raise LbqError(
+            f"{one.source} was tested on a part of its test set (data.limit={one.limit}): compare it with trainings on the "
+            "same part"
+        )
 
 
 def _check_one_kind(results: Sequence[Result]) -> None:

@@ -100,9 +100,7 @@ def copied(net: nn.Module) -> nn.Module:
         return copy.deepcopy(net, kept)
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise GraphError(
-            f"{type(net).__name__} cannot be copied: {reason}; clear what it keeps of its last pass"
-        ) from error
+        raise GraphError(f"{type(net).__name__} cannot be copied: {reason}; take that out of its attributes") from error
 
 
 def _with_history(module: nn.Module) -> Iterator[Tensor]:
