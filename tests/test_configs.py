@@ -195,7 +195,7 @@ def test_a_cell_differs_from_its_family_in_network_time_and_neuron_alone(name: s
     if family != "imagenet":
         assert config.model.id == load(f"base/{family}").model.id
     if "/lmht_" in name:
-        assert config.neuron == {"name": "lmht", "levels": 2}
+        assert config.neuron == {"name": "lmht", "n_max": 2}
     elif name.split("/")[0] in TABLE_1:
         assert config.neuron == load(f"base/{family}").neuron
 

@@ -60,7 +60,7 @@ CASES: list[tuple[str, Any, tuple[int, int, int]]] = [
     ("resnet8w4", "qann", (3, 8, 8)),
     ("resnet8w4", "ladder", (3, 8, 8)),
     ("resnet8w4", "lmht", (3, 8, 8)),
-    ("vgg11w4", {"name": "lmht", "levels": 4, "learn_step": True}, (3, 32, 32)),
+    ("vgg11w4", {"name": "lmht", "n_max": 4, "learn_step": True}, (3, 32, 32)),
     ("resnet18w4", "lbq", (3, 16, 16)),
     ("narrow-fc", "lbq", (3, 4, 4)),  # a neuron behind a linear layer
     ("narrow-pooled-stem", "lbq", (3, 32, 32)),  # whose stem pools levels

@@ -250,7 +250,7 @@ def test_lmht_cuts_gradients_through_its_membrane() -> None:
 
 def test_mlf_gradient_through_its_membranes() -> None:
     """Two membranes, thresholds 0.6 and 1.6, rectangle of width 1: by hand for x = (0.5, 0.9)."""
-    neuron = MLF(levels=2).double()
+    neuron = MLF(n_max=2).double()
     x = torch.tensor([[0.5], [0.9]], dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(neuron(x)[1].sum(), x)
     # nothing fired at first, so U = 0.25 * 0.5 + 0.9 = 1.025: within 1/2 of 0.6, not of 1.6

@@ -152,7 +152,7 @@ def test_mlf_counts_membranes() -> None:
 
 def test_mlf_at_its_thresholds_by_hand() -> None:
     """Membranes of thresholds 1/2 and 3/2 that leak by half: one that is just reached does not fire."""
-    neuron = MLF(levels=2, threshold=0.5, spacing=1.0, beta=0.5)
+    neuron = MLF(n_max=2, threshold=0.5, spacing=1.0, beta=0.5)
     x = torch.tensor([0.5, 0.25, 0.75, 1.0, 0.875]).reshape(5, 1)
     # both 0.5; both 0.5; both 1, the first fires; 1 and 1.5, the first fires; 0.875 and 1.625, both fire
     assert neuron(x).flatten().tolist() == [0, 0, 1, 1, 2]
@@ -196,14 +196,21 @@ def test_options_by_name() -> None:
         create("lbq", per_channel=True)
 
 
+def test_run_folders_of_old_may_call_the_highest_level_levels() -> None:
+    assert create("lmht", timesteps=2, levels=4).n_max == 4
+    assert create("mlf", levels=2).n_max == 2
+    with pytest.raises(ConfigError, match="neuron 'lbq' has no option 'levels'"):
+        create("lbq", levels=2)
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [
         (lambda: Ternary(rule="full"), "rule"),  # type: ignore[arg-type]
         (lambda: LIF(threshold=0), "threshold"),
         (lambda: LMHT(0), "timesteps"),
-        (lambda: LMHT(2, levels=0), "levels"),
-        (lambda: MLF(levels=0), "levels"),
+        (lambda: LMHT(2, n_max=0), "n_max"),
+        (lambda: MLF(n_max=0), "n_max"),
         (lambda: ILIF(0), "n_max"),
         (lambda: QuantReLU(0), "n_max"),
         (lambda: QuantReLU(step_gradient="mean"), "step_gradient"),  # type: ignore[arg-type]

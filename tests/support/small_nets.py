@@ -196,7 +196,7 @@ CASES: list[tuple[str, Any, tuple[int, int, int], dict[str, Any]]] = [
 # The same with neurons that mix timesteps, which are not exported
 MIXED_CASES: list[tuple[str, Any, tuple[int, int, int], dict[str, Any]]] = [
     ("resnet8w2", "lmht", (3, 4, 4), {"timesteps": 3}),
-    ("resnet8w2", {"name": "lmht", "levels": 4, "learn_step": True}, (1, 5, 3), {"timesteps": 1}),
+    ("resnet8w2", {"name": "lmht", "n_max": 4, "learn_step": True}, (1, 5, 3), {"timesteps": 1}),
 ]
 
 

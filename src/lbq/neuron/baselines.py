@@ -156,7 +156,7 @@ class _MixRows(torch.autograd.Function):
 
 
 class LMHT(SteppedNeuron):
-    """Learnable multi-hierarchical threshold neuron (Hao et al. 2024) with L equidistant thresholds.
+    """Learnable multi-hierarchical threshold neuron (Hao et al. 2024) with n_max equidistant thresholds.
 
     Currents are first mixed over time, x'[t] = sum_j 2 sigmoid(M[t, j]) / T * x[j], with M learned from 0; the leak
     sigmoid(a) + 1/2 is learned from 1; the reset subtracts the level; gradients do not flow through the membrane unless
@@ -166,16 +166,16 @@ class LMHT(SteppedNeuron):
     def __init__(
         self,
         timesteps: int,
-        levels: int = 2,
+        n_max: int = 2,
         step: float | None = None,
         surrogate: str = "box",
         learn_step: bool = False,
         *,
         detach_state: bool = True,
     ) -> None:
-        check_count("levels", levels)
+        check_count("n_max", n_max)
         super().__init__(
-            step=2 / levels if step is None else step,
+            step=2 / n_max if step is None else step,
             learn_step=learn_step,
             surrogate=surrogate,
             membrane="if",
@@ -186,7 +186,7 @@ class LMHT(SteppedNeuron):
         self.mixing = nn.Parameter(torch.zeros(timesteps, timesteps))
         self.leak_logit = nn.Parameter(torch.zeros(()))
         detached = check_flag("detach_state", detach_state)
-        self.rule = Rule(levels, self.surrogate, reset="level", reset_grad=False, detach_state=detached)
+        self.rule = Rule(n_max, self.surrogate, reset="level", reset_grad=False, detach_state=detached)
 
     @property
     def leak(self) -> Tensor:
@@ -232,7 +232,7 @@ class LMHT(SteppedNeuron):
 
 
 class MLF(SpikingNeuron):
-    """Multi-level firing (Feng et al. 2022): several membranes with fixed equidistant thresholds, each a binary LIF
+    """Multi-level firing (Feng et al. 2022): n_max membranes with fixed equidistant thresholds, each a binary LIF
     with hard reset; the output is the number of membranes that fire (0.6, 1.6, 2.6 in the published code)."""
 
     fixed_names = (*SpikingNeuron.fixed_names, "ladder")
@@ -240,7 +240,7 @@ class MLF(SpikingNeuron):
 
     def __init__(
         self,
-        levels: int = 3,
+        n_max: int = 3,
         threshold: float = 0.6,
         spacing: float = 1.0,
         beta: float = 0.25,
@@ -249,11 +249,11 @@ class MLF(SpikingNeuron):
         detach_state: bool = False,
     ) -> None:
         super().__init__(surrogate=surrogate, membrane="lif", beta=beta, alpha=1.0, learn_tail=False)
-        check_count("levels", levels)
+        check_count("n_max", n_max)
         first, gap = check_positive("threshold", threshold), check_positive("spacing", spacing)
-        self.register_buffer("ladder", first + gap * torch.arange(levels, dtype=torch.float32))
+        self.register_buffer("ladder", first + gap * torch.arange(n_max, dtype=torch.float32))
         detached = check_flag("detach_state", detach_state)
-        self.rule = Rule(levels, self.surrogate, rounding="strict", reset="hard", detach_state=detached)
+        self.rule = Rule(n_max, self.surrogate, rounding="strict", reset="hard", detach_state=detached)
 
     @property
     def step(self) -> Tensor:
@@ -269,7 +269,7 @@ class MLF(SpikingNeuron):
         return self._run(self.check_input(x), None)[0]
 
     def _run(self, x: Tensor, state: BurstState | None) -> tuple[Tensor, BurstState | None]:
-        """Spike counts of all timesteps `x` [T, B, ...] over membranes `[levels, B, ...]`, and the state after them."""
+        """Spike counts of all timesteps `x` [T, B, ...] over membranes `[n_max, B, ...]`, and the state after them."""
         dtype, outputs = compute_dtype(x), []
         theta = self.ladder.to(dtype).reshape(-1, *[1] * (x.dim() - 1))
         for current in x.unbind(0):

@@ -38,6 +38,7 @@ NEURONS: dict[str, Callable[..., nn.Module]] = {
     "qann": QuantReLU,
 }
 BUILT_IN = frozenset(NEURONS)
+FORMER_OPTIONS = {"lmht": {"levels": "n_max"}, "mlf": {"levels": "n_max"}}  # in run folders and records of that time
 
 
 def register(name: str) -> Callable[[Own], Own]:
@@ -71,6 +72,7 @@ def create(name: str, *, timesteps: int | None = None, channels: int | None = No
     if name not in NEURONS:
         hint = "; an ANN's is 'relu'" if name.lower() == "ann" else nearest(name, NEURONS)  # 'qann' is quantised
         raise ConfigError(f"unknown neuron {name!r}{hint}{YOUR_OWN}")
+    options = {FORMER_OPTIONS.get(name, {}).get(option, option): value for option, value in options.items()}
     known, factory = options_of(name), NEURONS[name]
     accepts = inspect.signature(factory).parameters
     any_option = any(argument.kind is argument.VAR_KEYWORD for argument in accepts.values())
