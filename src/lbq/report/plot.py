@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from lbq.report.svg import LEGEND_LETTER, SMALL_LETTER, WIDTH, Drawing, Point, broken
 from lbq.report.theme import MARKERS, SERIES, dash_of
@@ -47,6 +48,20 @@ def _around(point: Point, x: float, y: float) -> Box:
 
 def _overlap(a: Box, b: Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _crossed(line: Sequence[Box], others: Iterable[Sequence[Box]]) -> int:
+    """How many of the others a line meets."""
+    return sum(any(_overlap(mine, box) for mine in line for box in other) for other in others)
+
+
+class _Spot(NamedTuple):
+    """Where a label of a point goes: its middle, its box, and the line that leads to it, empty beside the point."""
+
+    place: Point
+    label: Box
+    line: Sequence[Box]
+    end: Point
 
 
 def _between(points: Sequence[Point], top: float, bottom: float) -> list[list[Point]]:
@@ -156,42 +171,55 @@ class Plot(Drawing):
     def numbers(self, points: Sequence[tuple[Point, str]], marks: Sequence[Point] = ()) -> None:
         """Short labels of points: beside them where no other point is as near, else apart and joined by a line.
 
-        As long as there is room, no label lies on a point, one of the other `marks` or a label, and no line crosses one. A line
-        rather crosses one of the marks than a point that has a label too.
+        As long as there is room, no label lies on a point, one of the other `marks` or a label, and no line crosses one. Where
+        there is none, a line rather crosses one of the marks than another line, a label rather lies on a mark, and no line
+        crosses a point or a label of another but in the last resort.
         """
-        occupied = [_around(point, 6, 6) for point in (*(point for point, _ in points), *marks)]
-        named = occupied[: len(points)]
-        for point, text in points:
-            near = 11 + 3 * len(text)
-            others = [box for box in occupied if box != _around(point, 6, 6)]
-            places = [
-                (r, (point[0] + r * math.cos(turn * math.pi / 8), point[1] - r * math.sin(turn * math.pi / 8)))
-                for r in (near, 24, 34, 46, 60, 76)
-                for turn in (0, 8, 4, 12, 2, 6, 14, 10, 1, 7, 15, 9, 3, 5, 13, 11)
-            ]
-            best: tuple[int, Point, list[Box]] = (*places[0], [])
-            least = math.inf  # crossings of the best place so far
-            for r, place in places:
+        spots: dict[int, _Spot] = {}
+        for _ in range(3):  # each in turn makes room for where the others went before
+            before = dict(spots)
+            for i in range(len(points)):
+                spots[i] = self._spot(i, points, marks, [spot for j, spot in spots.items() if j != i])
+            if spots == before:
+                break
+        for (point, _), spot in zip(points, spots.values(), strict=True):
+            if spot.line:
+                self.segment(self._along(point, spot.place, 6), spot.end, "axis")
+        for (_, text), spot in zip(points, spots.values(), strict=True):
+            self.text(spot.place[0], spot.place[1] + 4, text, "middle", "bold small halo")
+
+    def _spot(
+        self, own: int, points: Sequence[tuple[Point, str]], marks: Sequence[Point], spots: Sequence[_Spot]
+    ) -> _Spot:
+        """The best place for the label of one point, given those of others."""
+        point, text = points[own]
+        named = [_around(other, 6, 6) for other, _ in points if other != point]
+        small = [_around(mark, 6, 6) for mark in marks if mark != point]
+        labels, lines = [spot.label for spot in spots], [spot.line for spot in spots]
+        near = 11 + 3 * len(text)
+        best, least = None, math.inf
+        for r in (near, 24, 34, 46, 60, 76, 94):
+            length = (r - near) / 10
+            if least <= length:
+                break
+            for turn in (0, 8, 4, 12, 2, 6, 14, 10, 1, 7, 15, 9, 3, 5, 13, 11):
+                place = point[0] + r * math.cos(turn * math.pi / 8), point[1] - r * math.sin(turn * math.pi / 8)
                 box = _around(place, 3.5 * len(text) + 1, 6)
                 inside = self.left <= box[0] and box[2] <= self.right and self.top <= box[1] and box[3] <= self.bottom
                 crowded = r == near and any(math.dist(place, other) < r + 4 for other, _ in points if other != point)
-                if crowded or not inside or any(_overlap(box, other) for other in others):
+                free = inside and not crowded and not any(_overlap(box, other) for other in (*named, *labels))
+                if best is not None and not free:
                     continue
                 line = [_around(self._along(point, place, d), 1, 1) for d in range(7, r - 5, 3)] if r > near else []
-                crossed = sum(
-                    MISLEADING if other in named else 1
-                    for other in others
-                    if any(_overlap(mine, other) for mine in line)
-                )
-                if crossed < least:  # a line that crosses something still says whose the label is
-                    best, least = (r, place, [box, *line] if not crossed else [box]), crossed
-                if not crossed:
-                    break
-            r, place, boxes = best
-            occupied += boxes
-            if r > near:
-                self.segment(self._along(point, place, 6), self._along(point, place, r - 6), "axis")
-            self.text(place[0], place[1] + 4, text, "middle", "bold small halo")
+                crossed = _crossed(line, ([other] for other in (*named, *labels))) + _crossed([box], lines)
+                hidden = sum(_overlap(box, mark) for mark in small)
+                cost = MISLEADING * crossed + 10 * (hidden + _crossed(line, lines)) + length
+                cost += 2 * _crossed(line, ([mark] for mark in small))
+                if best is None or cost < least:
+                    best = _Spot(place, box, line, self._along(point, place, r - 6))
+                    least = cost if free else math.inf
+        assert best is not None
+        return best
 
     @staticmethod
     def _along(a: Point, b: Point, distance: float) -> Point:
