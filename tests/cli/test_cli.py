@@ -26,6 +26,7 @@ from lbq.cli.progress import CountProgress, TrainProgress
 from lbq.data import digits, idx
 from lbq.errors import Stopped
 from lbq.measuring.measure import measure
+from lbq.native import cpus
 from lbq.native.choose import choose
 from lbq.runs.records import record_of
 from lbq.runs.run_folder import default_name, load_config
@@ -214,6 +215,7 @@ def test_account_of_the_paper(call: Call, tmp_path: Path) -> None:
 def test_doctor(call: Call) -> None:
     assert f"kernel {choose('cpu').kernel}" in call.printed("doctor")
     facts = call.json("doctor")
+    assert facts["cpus"] == cpus()  # those that this process may use
     assert facts["lbq"] == lbq.__version__
     assert facts["kernels"]["cpu"]["kernel"] == choose("cpu").kernel
     assert facts["packages"]["torch"]

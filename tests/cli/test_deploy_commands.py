@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import venv
@@ -310,6 +311,35 @@ def test_an_analysis_lies_beside_what_it_is_of(
     call.printed("analyze", subject, "--limit", 8)
     made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("analysis.json"))
     assert made == [f"{folder}/analysis.json"]
+
+
+def test_a_look_at_a_few_samples_does_not_replace_the_analysis_of_all(call: Call, model: Path, tmp_path: Path) -> None:
+    shutil.copy(model, tmp_path / "net.lbq")
+    whole = tmp_path / "net.analysis" / "analysis.json"
+    for _ in range(2):  # a whole one may be made again
+        call.printed("analyze", tmp_path / "net.lbq", "--membranes", 0)
+    before = whole.read_bytes()
+    code, _, err = call("analyze", tmp_path / "net.lbq", "--limit", 8)
+    assert code == 2
+    assert re.fullmatch(
+        r"lbq: \S+net\.analysis holds an analysis of all [\d,]+ samples, .*: give another folder with -o\n", err
+    )
+    assert whole.read_bytes() == before
+    call.printed("analyze", tmp_path / "net.lbq", "--limit", 8, "-o", tmp_path / "look")
+    whole.write_text("{")
+    call.printed("analyze", tmp_path / "net.lbq", "--limit", 8)  # a damaged one is made anew
+    call.printed("analyze", tmp_path / "net.lbq", "--limit", 9)
+
+
+def test_data_may_be_an_argument_or_an_option(call: Call, model: Path) -> None:
+    ways = [call.json("run", model, *way, "--limit", 8) for way in (("digits",), ("--data", "digits"))]
+    assert ways[0]["counts"] == ways[1]["counts"]
+    assert call("run", model, "digits", "--data", "digits")[2] == (
+        "lbq: the data are given twice, digits and --data digits: give them once\n"
+    )
+    assert call("account", model, "digits")[2] == (
+        "lbq: give the dataset of a deployed network as an option: --data digits\n"
+    )
 
 
 def test_help_says_what_a_run_takes_and_what_the_data_are(call: Call) -> None:

@@ -177,11 +177,14 @@ def test_the_skip_link_is_first_on_the_keyboard(page: Page) -> None:
     assert page.run("document.activeElement.className") == "skip"
 
 
+def printed(page: Page) -> bytes:
+    return base64.b64decode(page.call("Page.printToPDF", printBackground=False)["data"])
+
+
 def filled(page: Page, colour: str) -> list[int]:
     """How often each part of the printed page takes a colour, given as a pattern, to fill shapes or letters."""
-    data = base64.b64decode(page.call("Page.printToPDF", printBackground=False)["data"])
     counts = []
-    for stream in re.findall(rb"stream\r?\n(.*?)endstream", data, re.DOTALL):
+    for stream in re.findall(rb"stream\r?\n(.*?)endstream", printed(page), re.DOTALL):
         with suppress(zlib.error):  # fonts and pictures may be packed otherwise
             counts.append(len(re.findall(f"{colour} rg".encode(), zlib.decompress(stream))))
     return [count for count in counts if count]
@@ -279,4 +282,4 @@ def test_on_paper_a_long_table_repeats_its_heads(crowded: Page) -> None:
     crowded.run(
         "document.head.insertAdjacentHTML('beforeend', '<style>th { color: #f0f; print-color-adjust: exact }</style>')"
     )
-    assert len(filled(crowded, "1 0 1")) == 2
+    assert len(filled(crowded, "1 0 1")) == len(re.findall(rb"/Type /Page\b", printed(crowded))) > 1

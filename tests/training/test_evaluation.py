@@ -168,6 +168,8 @@ def test_a_run_that_was_never_tested_is_a_finished_one(
         assert f"{made['holdout_accuracy']:.2f}" in Path("report.html").read_text()
     out = call.printed("eval", "run")  # asked for, it is tested
     assert re.fullmatch(r"test accuracy \d+\.\d\d % on 31 images\n", out)
+    code, _, err = call("train", "run/config.toml", "train.test=last", "--out", "run", "--resume", "auto")
+    assert (code, err) == (2, "lbq: run was trained to its end with train.test=never: lbq eval run tests it\n")
 
 
 @pytest.mark.parametrize(("precision", "passes"), [("bf16", ["bf16", "fp32", "bf16"]), ("fp32", ["fp32", "fp32"])])

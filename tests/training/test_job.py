@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -16,7 +15,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -331,18 +329,23 @@ def test_training_leaves_the_callers_random_state(tmp_path: Path) -> None:
     assert differences(contents(tmp_path / "a"), contents(tmp_path / "b")) == []
 
 
-def test_tensorboard_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = MagicMock()
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    find = importlib.util.find_spec
-    there = find("json")  # as if the package were there
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: there if name == "tensorboard" else find(name, *a))
-    watcher = Silent()
-    run(config("train.tensorboard=true"), tmp_path / "a", watcher)
-    module.SummaryWriter.assert_called_with(str(tmp_path / "a" / "tensorboard"))
-    add_scalar = module.SummaryWriter.return_value.__enter__.return_value.add_scalar
-    add_scalar.assert_any_call("loss", watcher.records[1].loss, 2)
-    add_scalar.assert_any_call("steps/layer1.0.sn2", watcher.records[2].steps["layer1.0.sn2"], 3)
+def test_tensorboard_shows_every_epoch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    watcher, folder = Silent(), tmp_path / "a"
+    run(config("train.tensorboard=true"), folder, watcher)
+    assert len(list((folder / "tensorboard").iterdir())) == 1
+    shown = EventAccumulator(str(folder / "tensorboard")).Reload()
+    lines = {tag: {event.step: event.value for event in shown.Scalars(tag)} for tag in shown.Tags()["scalars"]}
+    records = {record.epoch: record for record in watcher.records}
+    assert lines["loss"] == pytest.approx({epoch: record.loss for epoch, record in records.items()})
+    layer = "layer1.0.sn2"
+    assert lines[f"steps/{layer}"] == pytest.approx({e: record.steps[layer] for e, record in records.items()})
+    tested = {epoch: record.test_accuracy for epoch, record in records.items() if record.test_accuracy is not None}
+    assert tested
+    assert lines["test_accuracy"] == pytest.approx(tested)
+    assert not {"epoch", "tested_in"} & lines.keys()
 
 
 # Starting from another run

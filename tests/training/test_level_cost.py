@@ -21,7 +21,7 @@ from lbq.errors import ConfigError, GraphError
 from lbq.measuring.measure import measure
 from lbq.models import attention
 from lbq.neuron import BurstNeuron
-from lbq.neuron.base import unchanging
+from lbq.neuron.base import neurons_of, unchanging
 from lbq.neuron.hooks import evaluating
 from lbq.neuron.recorder import record_levels
 from lbq.training.level_cost import CountKind, LevelCost, summing_levels
@@ -269,6 +269,31 @@ def test_networks_with_something_around_them_are_priced(kind: str) -> None:
         pass
     with pytest.raises(ValueError, match="no neuron emitted anything"):
         plain(emitted, 3)
+
+
+def test_sums_within_sums_reach_both() -> None:
+    net = models.create("resnet8w4", timesteps=2, in_channels=1)
+    x = torch.rand(3, 1, 8, 8)
+    with summing_levels(net) as outer:
+        net(x)
+        with summing_levels(net) as inner:
+            net(x)
+        net(x)
+    assert {len(calls) for calls in inner.values()} == {1}
+    assert {len(calls) for calls in outer.values()} == {3}
+
+
+def test_constants_stay_cached_after_an_inner_context() -> None:
+    net = models.create("resnet8w4", timesteps=2, in_channels=1)
+    (first, *_) = neurons_of(net).values()
+    with unchanging(net):
+        net(torch.rand(3, 1, 8, 8))
+        cached = first.cached_constants
+        assert cached
+        with unchanging(net):
+            assert first.cached_constants == {}
+        assert first.cached_constants is cached
+    assert first.cached_constants is None
 
 
 def test_a_price_without_a_gradient_is_told() -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 5  # of files that cannot be read, in an error
 Model = Annotated[Path, typer.Argument(help="A deployed network, such as model.lbq.")]
+DataOption = Annotated[str | None, typer.Option("--data", help="The same as DATA, as account and analyze take it.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=256, help="CPU threads; default all of them.")]
 
 
@@ -147,6 +148,7 @@ def run(
         typer.Argument(help="Its dataset's folder, or a .npz with images and labels; not needed for digits."),
     ] = None,
     engine: Annotated[str, typer.Option(help="auto, dense, bitplane or cuda; all give the same bits.")] = "auto",
+    data_option: DataOption = None,
     backend: Annotated[
         str, typer.Option(help="How bit planes are weighted: horner, preshifted, fused or explicit; the same bits.")
     ] = "horner",
@@ -172,7 +174,7 @@ def run(
     from lbq.engine import load
 
     net = load(model)
-    test = open_data(net.network, data)
+    test = open_data(net.network, _given_once(data, data_option))
     # unknown names are refused there
     ways: dict[str, Any] = {"engine": engine, "backend": backend, "against": against, "exit": exit}
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
@@ -209,12 +211,19 @@ def _energy(net: Network, test: TestSet, ways: dict[str, Any], threads: int | No
     return {**asdict(measured), "text": str(measured)}
 
 
+def _given_once(data: str | None, option: str | None) -> str | None:
+    if data is not None and option is not None:
+        raise LbqError(f"the data are given twice, {data} and --data {option}: give them once")
+    return option if data is None else data
+
+
 def exits(
     model: Model,
     data: Annotated[
         str | None,
         typer.Argument(help="Its dataset's folder: margins are chosen on its training part; not needed for digits."),
     ] = None,
+    data_option: DataOption = None,
     share: Annotated[
         list[float] | None,
         typer.Option(
@@ -240,7 +249,7 @@ def exits(
     check_falling(share or [])
     net = load(model)
     shares = share or default_shares(net.network.timesteps)
-    x, source = calibration_images(net.network, data, images, seed)
+    x, source = calibration_images(net.network, _given_once(data, data_option), images, seed)
     chosen = net.with_exits(x, shares, source, threads)
     size = save(out, chosen)
     made = chosen.network.exits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 from dataclasses import asdict
 from typing import Any
@@ -20,7 +19,7 @@ def examine() -> dict[str, Any]:
         "lbq": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "cpus": os.cpu_count(),
+        "cpus": native.cpus(),
         "packages": {name: _version(name) for name in PACKAGES},
         "engine": _engine_facts(),
         **_torch_facts(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +40,8 @@ def _is_deployed(path: Path, changes: list[str] | None, data: str | None, device
     deployed = is_deployed(path)
     if not deployed and not path.exists():
         raise LbqError(f"{path} does not exist: give a run folder, or a model.lbq that `lbq deploy` wrote")
+    if deployed and changes and "=" not in changes[0] and data is None:
+        raise LbqError(f"give the dataset of a deployed network as an option: --data {shlex.quote(changes[0])}")
     if deployed and (changes or device is not None):
         raise LbqError("key=value and --device are for a run folder; a deployed network takes --data")
     if not deployed and data is not None:
@@ -187,6 +190,7 @@ def analyze(
     as_json: Json = False,
 ) -> None:
     """How a network uses its levels over its test set: steps, activity, distributions, entropy, membranes; with counts."""
+    from lbq.report.output import keep_whole, write_analysis
     from lbq.system import files
 
     noise = False
@@ -197,6 +201,7 @@ def analyze(
         net, test, noise = _open_deployed(subject, data)
         folder = out or _beside(subject, ".golden" if test.name == GOLDEN else ".analysis")
         files.check_folder(folder)
+        keep_whole(folder, limit)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
             analysis = analyze_deployed(net, test, None, limit, progress.advance, membranes, subject.name)
     else:
@@ -204,6 +209,7 @@ def analyze(
 
         folder = out or subject / "analysis"
         files.check_folder(folder)
+        keep_whole(folder, limit)
         where = start(device)
         with data_of_a_run(), CountProgress(str(subject), limit) as progress:
             analysis = analyze_run(
@@ -214,8 +220,6 @@ def analyze(
                 limit=limit,
                 progress=progress.advance,
             )
-    from lbq.report.output import write_analysis
-
     written = [str(path) for path in write_analysis(folder, analysis)]
     facts = {**analysis.to_dict(), "written": written}
     print_result(as_json, facts, lambda: render.render_analysis(analysis, folder, noise))

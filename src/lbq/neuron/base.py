@@ -321,15 +321,15 @@ def unchanging(net: nn.Module) -> Iterator[None]:
 
     On a GPU that takes as many launches as the rest of a layer.
     """
-    neurons = neurons_of(net).values()
-    for neuron in neurons:
+    before = [(neuron, neuron.cached_constants) for neuron in neurons_of(net).values()]
+    for neuron, _ in before:
         neuron.cached_constants = {}
     try:
         with torch.no_grad():
             yield
     finally:
-        for neuron in neurons:
-            neuron.cached_constants = None
+        for neuron, constants in before:
+            neuron.cached_constants = constants
 
 
 @contextmanager
@@ -337,10 +337,14 @@ def summing_levels(net: nn.Module, enabled: bool = True) -> Iterator[dict[str, l
     """By neuron, the sums that each of its forward calls emits within the context, `[2]`: of |S|, differentiable, and of the
     set bits of |S|. Nothing where not `enabled`."""
     neurons = neurons_of(net) if enabled else {}
-    for neuron in neurons.values():
-        neuron.emitted = []
+    before = {name: neuron.emitted for name, neuron in neurons.items()}
+    emitted: dict[str, list[Tensor]] = {name: [] for name in neurons}
+    for name, neuron in neurons.items():
+        neuron.emitted = emitted[name]
     try:
-        yield {name: neuron.emitted for name, neuron in neurons.items() if neuron.emitted is not None}
+        yield emitted
     finally:
-        for neuron in neurons.values():
-            neuron.emitted = None
+        for name, neuron in neurons.items():
+            neuron.emitted = outer = before[name]
+            if outer is not None:  # its context saw these calls too
+                outer += emitted[name]

@@ -107,7 +107,7 @@ class Ternary(SteppedNeuron):
             learn_tail=learn_tail,
         )
         check_choice("rule", rule, ("trunc", "half"))
-        kind: Reset = reset or ("hard" if rule == "half" else "once")
+        kind: Reset = reset if reset is not None else "hard" if rule == "half" else "once"
         check_choice("reset", kind, ("once", "hard"))
         detached = check_flag("detach_state", detach_state)
         self.rule = Rule(1, self.surrogate, rounding=rule, reset=kind, detach_state=detached)

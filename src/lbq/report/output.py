@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lbq import engine
+from lbq.counting import analysis
 from lbq.counting.analysis import Analysis
 from lbq.counting.inputs import read_input
 from lbq.counting.technology import DEFAULT, Technology
@@ -20,7 +21,7 @@ from lbq.report.page import all_figures, render
 from lbq.report.svg import standalone
 from lbq.report.tables import all_tables
 from lbq.report.tour import Tour, take
-from lbq.results.gather import ACCOUNT
+from lbq.results.gather import ACCOUNT, ANALYSIS
 from lbq.results.result import Gathered
 from lbq.system import files
 from lbq.system.shown import shown
@@ -128,13 +129,28 @@ def write_account(folder: Path, counted: Analysis) -> None:
         files.write(folder / ACCOUNT, json.dumps(counted.to_dict(), separators=(",", ":")) + "\n")
 
 
-def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
+def keep_whole(folder: Path, limit: int | None) -> None:
+    """Refuse a folder whose analysis is of a whole set, where the next one would be of `limit` samples, which are fewer."""
+    if limit is None or not (folder / ANALYSIS).exists():
+        return
+    try:
+        there = analysis.load(folder / ANALYSIS)
+    except LbqError:
+        return  # damaged, and about to be made again
+    if there.complete and there.images > limit:
+        raise LbqError(
+            f"{folder} holds an analysis of all {there.images:,} samples, which one of {limit:,} would replace: give another "
+            "folder with -o"
+        )
+
+
+def write_analysis(folder: Path, made: Analysis) -> list[Path]:
     """Write `analysis.json`, `layers.csv` and one SVG for each figure; remove files that an older analysis left."""
-    older = (folder / "analysis.json").exists()
-    texts = {"analysis.json": json.dumps(analysis.to_dict(), separators=(",", ":")) + "\n"}
-    if analysis.layers:
-        texts["layers.csv"] = shown(analysis.csv())
-        texts |= {f"{name}.svg": shown(standalone(figure.svg)) for name, figure in analysis_figures(analysis).items()}
+    older = (folder / ANALYSIS).exists()
+    texts = {ANALYSIS: json.dumps(made.to_dict(), separators=(",", ":")) + "\n"}
+    if made.layers:
+        texts["layers.csv"] = shown(made.csv())
+        texts |= {f"{name}.svg": shown(standalone(figure.svg)) for name, figure in analysis_figures(made).items()}
     files.write_all(folder, texts)
     possible = {"layers.csv", *(f"{name}.svg" for name in ANALYSIS_FIGURES)}
     if older:

@@ -25,7 +25,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Fields:
-    """An object with all the needed keys, any of the optional ones, and no other."""
+    """An object with all the needed keys, and any of the optional ones. Other keys are passed over."""
 
     needed: Mapping[str, Schema] = field(default_factory=dict)
     optional: Mapping[str, Schema] = field(default_factory=dict)

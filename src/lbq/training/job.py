@@ -6,7 +6,6 @@ saving and stopping. Records go to a `Watcher`; nothing is printed.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shlex
@@ -28,7 +27,7 @@ from lbq.native import choose as kernels
 from lbq.results.schemas import TRAINED
 from lbq.runs import checkpoint, run_folder
 from lbq.system import files, signals
-from lbq.training import evaluation, initial_weights, restoring
+from lbq.training import evaluation, initial_weights, restoring, tensorboard
 from lbq.training.distributed import World
 from lbq.training.epoch_log import EpochLog
 from lbq.training.evaluation import evaluate_run as evaluate_run
@@ -58,6 +57,8 @@ class Job:
         self.device, self.world = device, world
         self.toml = config.to_toml()  # here, so that a configuration without a TOML form leaves no folder behind
         self.log = EpochLog(folder)
+        shown = world.main and config.train.tensorboard
+        self.board = tensorboard.TensorBoard(folder / "tensorboard") if shown else None
         self.signal = 0
         self.saved_at, self.saving_seconds = time.monotonic(), 0.0
         self.rate_from: tuple[float, int] | None = None  # time and step that the rate is measured from
@@ -68,8 +69,8 @@ class Job:
 
     def run(self, resume: bool) -> dict[str, Any]:
         """Train to the end and return the result; continue what is in the folder where `resume`."""
-        if self.config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
-            raise LbqError("train.tensorboard needs the package tensorboard: pip install tensorboard")
+        if self.config.train.tensorboard:
+            tensorboard.check()
         # The run that it started from may be gone once it has a checkpoint of its own.
         starts = self.config.train.init_from and not (self.folder / CHECKPOINTS).exists()
         if starts:
@@ -114,6 +115,9 @@ class Job:
             if isinstance(error, RuntimeError) and (lost := lost_worker(error, self.config.data.workers)):
                 raise DataError(f"{lost}{self._remains()}") from None
             raise
+        finally:
+            if self.board is not None:
+                self.board.close()
         (stop,) = self.world.any([bool(self.signal)], self.device)
         if stop:
             self.signal = self.signal or signal.SIGTERM
@@ -144,7 +148,11 @@ class Job:
             )
         if result_file.exists():
             run_folder.warn_of_other_files(self.folder)
-            return run_folder.read_result(self.folder, TRAINED)
+            result = run_folder.read_result(self.folder, TRAINED)
+            if result["accuracy"] is None and self.config.train.test != "never":
+                test = shlex.join(["lbq", "eval", str(self.folder)])
+                raise RunError(f"{self.folder} was trained to its end with train.test=never: {test} tests it")
+            return result
         if stored != self.config:  # in settings that change no result, such as where the data lies
             run_folder.write_text(config_file, self.toml)
         return None
@@ -251,25 +259,13 @@ class Job:
     def _finish_epoch(self, record: EpochRecord) -> None:
         if self.world.main:
             self.log.append(record)
-            self._tensorboard(record)
             self.watcher.epoch(record)
         rested = SAVING_SHARE * (time.monotonic() - self.saved_at) >= self.saving_seconds
         (due,) = self.world.any([self.trainer.done or (self.world.main and rested)], self.device)
         if due:
             self._save()
-
-    def _tensorboard(self, record: EpochRecord) -> None:
-        if not self.config.train.tensorboard:
-            return
-        from torch.utils.tensorboard import SummaryWriter
-
-        with SummaryWriter(str(self.folder / "tensorboard")) as writer:
-            for name, value in asdict(record).items():
-                if isinstance(value, dict):
-                    for layer, number in value.items():
-                        writer.add_scalar(f"{name}/{layer}", number, record.epoch)
-                elif value is not None:
-                    writer.add_scalar(name, value, record.epoch)
+        if self.board is not None:
+            self.board.epoch(record)
 
     def _result(self) -> dict[str, Any]:
         """Write the weights as they were tested (averaged, rounded), then `result.json`: the last epoch is the result."""
