@@ -97,9 +97,9 @@ def main() -> None:
         deployed = engine.load(given.model)
         test = open_data(deployed.network, given.data)
         ways = {
-            "plain evaluation": lambda images: evaluate(deployed, test, limit=images),
-            "account": lambda images: measure_deployed(deployed, test, limit=images).to_dict(),
-            "analyze": lambda images: measure_deployed(deployed, test, limit=images, membranes=32).analysis({}),
+            "plain evaluation": lambda images: evaluate(deployed, test, threads=1, limit=images),
+            "account": lambda images: measure_deployed(deployed, test, 1, images).to_dict(),
+            "analyze": lambda images: measure_deployed(deployed, test, 1, images, membranes=32).analysis({}),
         }
         compare(f"{given.model.name}, one thread", ways, given.images, given.repeats)
 

@@ -234,13 +234,13 @@ def compare_networks(net: engine.Network, images: NDArray[np.uint8], seconds: fl
     chosen = {}
     for name, each in nets.items():  # the first images make the choices
         PackedConv.pairs_refused = takes_pairs if name == "auto" else lambda *_: "left out"
-        chosen[name] = Counter(c.method for c in each.run(images, name.split()[0]).choices.values())
+        chosen[name] = Counter(c.method for c in each.run(images, name.split()[0], threads=1).choices.values())
     PackedConv.pairs_refused = takes_pairs
     times: dict[str, list[float]] = {name: [] for name in nets}
     for _ in range(max(round(60 * seconds), 3)):
         for name, each in nets.items():
             start = time.process_time()
-            each.run(images, name.split()[0])
+            each.run(images, name.split()[0], threads=1)
             times[name].append(1e3 * (time.process_time() - start) / len(images))
     ratios = {name: float(np.median(np.divide(times["bitplane"], ms))) for name, ms in times.items()}
     for name, ms in times.items():

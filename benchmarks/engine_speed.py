@@ -79,6 +79,7 @@ def main() -> None:
         result["two processes"] = two_processes(path, repeats)
     result["machine"] = processor()
     result["features"] = native.report().features
+    result["sweep_threads"] = 1
     result["sweeps"] = sweeps(base, images, repeats)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "engine_speed.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -290,11 +291,11 @@ def two_processes(path: Path, repeats: int) -> float:
     code = (
         "import sys, time; import numpy as np, lbq.engine as e\n"
         f"net = e.load({str(path)!r}); x = np.random.default_rng(0).integers(0, 256, (4, *net.network.input_shape), np.uint8)\n"
-        "for _ in range(3): net.run(x, 'bitplane')\n"
+        "for _ in range(3): net.run(x, 'bitplane', threads=1)\n"
         "print('ready', flush=True)\n"
         "for line in sys.stdin:\n"
         "    done, start = 0, time.perf_counter()\n"
-        "    while time.perf_counter() - start < 0.5: net.run(x, 'bitplane'); done += len(x)\n"
+        "    while time.perf_counter() - start < 0.5: net.run(x, 'bitplane', threads=1); done += len(x)\n"
         "    print(done / (time.perf_counter() - start), flush=True)"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -328,13 +329,13 @@ def sweeps(base: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> 
     for title, networks in points.items():
         for value, network in networks.items():
             net, dense = engine.Network(network), engine.Network(network)
-            dense.run(few)
+            dense.run(few, threads=1)
             assert dense._runner is not None
             for prepared in dense._runner.prepared.values():
                 prepared.crossover = 0.0  # always dense
             dense._runner._choices.clear()
-            runs[f"{title} {value} planes"] = lambda net=net: net.run(few[0], "bitplane")
-            runs[f"{title} {value} dense"] = lambda net=dense: net.run(few[0])
+            runs[f"{title} {value} planes"] = lambda net=net: net.run(few[0], "bitplane", threads=1)
+            runs[f"{title} {value} dense"] = lambda net=dense: net.run(few[0], threads=1)
     times = turns(runs, repeats)
     print("\nms per image, one thread: by planes, densely")
     found: dict[str, Any] = {}

@@ -73,7 +73,7 @@ def main() -> None:
         engine = f"engine, {native.isa()}"
         times = {name: np.full(len(images), np.inf) for name in (engine, *FLAGS)}
         stdin = b"".join(np.ascontiguousarray(image).tobytes() for image in images)
-        net.run(images[0])
+        net.run(images[0], threads=1)
         for _ in range(options.repeats):
             times[engine] = np.minimum(times[engine], [engine_seconds(net, image) for image in images])
             for flags, program in programs.items():
@@ -85,7 +85,7 @@ def main() -> None:
 
 def engine_seconds(net: Network, image: NDArray[np.uint8]) -> float:
     started = time.process_time()
-    net.run(image)
+    net.run(image, threads=1)
     return time.process_time() - started
 
 

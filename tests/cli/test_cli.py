@@ -284,6 +284,12 @@ def test_version_and_help(call: Call) -> None:
         (["demo", "--epochs", "many"], "--epochs"),
         (["demo", "--seed", "-1"], "--seed"),
         (["demo", "--fast"], "No such option: --fast (see lbq demo --help)"),
+        (
+            ["train", "x", "--batch-size", "3"],
+            "No such option: --batch-size; settings have no dashes: train.batch_size=...",
+        ),
+        (["train", "x", "--seed", "3"], "No such option: --seed; settings have no dashes: seed=..."),
+        (["train", "x", "--fast"], "No such option: --fast (see lbq train --help)"),
         (["models", "exprot"], "Commands: export (see lbq models --help)"),
         (["train", "nothing.toml"], "No such file or directory; give a TOML file, such as configs/digits/lbq.toml"),
         (["train", "."], "cannot read .: Is a directory; give one of its files"),

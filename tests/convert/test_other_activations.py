@@ -73,6 +73,11 @@ def test_refusals_of_a_conversion_name_the_cause() -> None:
         convert(nn.Sequential(plain(nn.ReLU()), nn.Softmax(1)), IMAGES)
     with pytest.raises(GraphError, match=r"gelu is no ReLU: make it a module, nn.GELU; lbq.convert.with_relus\(ann\)"):
         convert(Functional(lambda m, x: F.gelu(F.relu(m.conv(x))), **layers), IMAGES)
+    attending = nn.Sequential(plain(nn.ReLU()), nn.MultiheadAttention(3, 1))
+    with pytest.raises(
+        GraphError, match="layer '1': MultiheadAttention has a softmax inside, for which levels have no"
+    ):
+        convert(attending, IMAGES)
     with pytest.raises(GraphError, match="Tanh is no ReLU: train the ANN with ReLUs"):
         convert(plain(nn.Tanh()), IMAGES)
     for activation in (F.relu, nn.ReLU()):

@@ -117,6 +117,26 @@ def test_frames_stay_on_the_disk(tmp_path: Path) -> None:
             open_source(Config.from_dict({**settings, **change}))
 
 
+def test_signals_are_not_turned_round_in_time(tmp_path: Path) -> None:
+    signals = RNG.integers(0, 256, (7, 2, 1, 9), np.uint8)
+    for part in ("train", "test"):
+        write(tmp_path, signals, part=part)
+    settings = {
+        "data": {"name": "arrays", "root": str(tmp_path)},
+        "model": {"num_classes": 3, "in_channels": 2},
+        "train": {"batch_size": 2},
+    }
+    for change, message in (
+        ({"crop": 2}, "augment.crop must be at most 0 for .*, half of the height 1, got 2: set augment.crop=0"),
+        ({"shift": 1}, "augment.shift must be at most 0 for .*: set augment.shift=0"),
+        ({"flip": True}, "augment.flip turns the last axis round, .* signals or features, .*: set augment.flip=false"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            open_source(Config.from_dict({**settings, "augment": {"crop": 0, "flip": False, **change}}))
+    plain = open_source(Config.from_dict({**settings, "augment": {"crop": 0, "flip": False}}))
+    assert plain.shape == (2, 1, 9)
+
+
 def test_images_stay_on_the_disk_without_a_warning(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / part).mkdir()

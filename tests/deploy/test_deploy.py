@@ -269,6 +269,13 @@ def test_neurons_without_an_integer_form_are_refused_by_layer(neuron: Any, messa
         deploy(net.eval(), (3, 8, 8), mean=MEAN, std=STD)
 
 
+def test_a_running_variance_below_0_is_refused() -> None:
+    net = small()
+    net.get_submodule("bn1").running_var.fill_(-1)  # type: ignore[operator]
+    with pytest.raises(GraphError, match="layer 'bn1': a running variance is not positive: did training diverge?"):
+        deploy(net.eval(), (3, 8, 8), mean=MEAN, std=STD)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     graph = rewritten(small())
     for bits in (1, 9):

@@ -88,11 +88,42 @@ def test_attention_over_the_batch_is_refused_though_it_has_no_order() -> None:
         (IMAGES[:1], "two inputs or more"),
         (np.zeros((4, 1, 8, 8), np.uint8), "floating-point"),
         (torch.zeros(4, 1, 8, 8), "must differ"),
+        (None, "got NoneType"),
+        (torch.full((4, 1, 8, 8), torch.nan), "images hold numbers that are not finite"),
     ],
 )
 def test_images_that_say_nothing_are_refused(images: Any, reason: str) -> None:
     with pytest.raises(GraphError, match=reason):
         lbq.check(Own(), images)
+
+
+@pytest.mark.parametrize("name", ["resnet20w8", "vgg11w8"])
+def test_a_network_before_training_can_be_checked(name: str) -> None:
+    """Nothing fires in it yet, as its BatchNorms have measured nothing."""
+    torch.manual_seed(0)
+    net, images = lbq.models.create(name), 0.02 * torch.randn(4, 3, 32, 32)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    with torch.no_grad():
+        assert not net.eval()(images).diff(dim=0).any()
+    lbq.check(net.train(), images)
+    assert net.training
+    assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+
+
+def test_a_leak_is_found_before_training_too() -> None:
+    torch.manual_seed(0)
+    layers = {
+        "conv": nn.Conv2d(1, 8, 3),
+        "norm": nn.BatchNorm2d(8),
+        "fc": nn.Linear(288, 3),
+        "sn": BurstNeuron(step=40.0),
+    }
+    net = Functional(lambda m, x: m.fc(m.sn(m.norm(10 * m.conv(x))).flatten(1)), **layers)
+    with torch.no_grad():
+        net.norm.weight.fill_(100)
+        net.norm.running_var.fill_(1e9)
+    with pytest.raises(GraphError, match="neuron 'sn' reads the batch as time"):
+        lbq.check(net, IMAGES)
 
 
 def test_outputs_that_say_nothing_are_refused() -> None:

@@ -195,12 +195,15 @@ def test_the_documented_file_trains_deploys_and_runs(here: Path, call: Call) -> 
     record = json.loads((here / "mine.json").read_text())
     assert (record["model"], record["variant"], record["n_max"]) == ("mynet", "fine", 10)
     assert record["versions"]["imports"] == f"my_net.py sha256 {checksum}"
-    models.OWN.clear()  # as in a process of its own
+    for taken in (models.OWN, plugins.IMPORTED, plugins._CHECKSUMS):  # as in a process of its own
+        taken.clear()
     assert call.json("run", "mine.lbq", "digits", "--limit", "8")["images"] == 8
     assert status("report", "mine.json", "--format", "md", "-o", "mine.md") == 0
-    error = call.refused("eval", "mine")
-    assert "mine/config.toml: model: unknown id 'mynet'" in error
-    assert error.endswith("(one of your own: lbq --import FILE ..., in Python import it)\n")
+    for command in (("eval", "mine"), ("report", "mine")):
+        error = call.refused(*command)
+        assert re.match(r"lbq: mine(/config.toml)?: model: unknown id 'mynet'", error)
+        hint = "(one of your own: lbq --import FILE ..., in Python import it); it was trained with --import my_net.py\n"
+        assert error.endswith(hint)
 
 
 def test_a_file_that_was_edited_since_is_told(here: Path, call: Call) -> None:
@@ -219,11 +222,11 @@ def test_a_file_that_was_edited_since_is_told(here: Path, call: Call) -> None:
     (here / "my_net.py").write_text(EXAMPLE.replace("n_max=10", "n_max=3"))
     for taken in (plugins.IMPORTED, plugins._CHECKSUMS):  # as in a process of its own
         taken.clear()
-    other = pytest.warns(UserWarning, match="was trained with another my_net.py, so this may not be its network")
+    other = pytest.warns(UserWarning, match="was trained with other imports, my_net.py, so this may not be its network")
     with other:
         code, out, err = call("--import", "my_net.py", *sweep, "--vary", "seed=0,1", "-o", "out")
     assert code == 0
-    assert "trained already, with another my_net.py: give another --out" in out + err
+    assert "trained already, with other imports, my_net.py: give another --out" in out + err
     assert "(n = 2)" not in out  # no mean over the two
     second = next(p.parent for p in (here / "out").glob("*/result.json") if p.parent != first)
     assert status("--import", "my_net.py", "record", second, "-o", "1.json") == 0
@@ -290,11 +293,12 @@ def test_two_files_of_one_name_both_count(here: Path) -> None:
     assert plugins.checksums() == "; ".join(lines)
 
 
-def test_a_file_counts_as_changed_only_where_none_of_its_name_is_as_it_was() -> None:
+def test_a_file_counts_as_changed_where_none_is_as_it_was() -> None:
     plugins._CHECKSUMS += ["a.py sha256 1", "a.py sha256 2", "b.py sha256 3"]
-    assert plugins.changed("a.py sha256 1") == ""
+    assert plugins.changed("a.py sha256 1") == plugins.changed("") == ""
     assert plugins.changed("a.py sha256 1; b.py sha256 4") == "b.py"
-    assert plugins.changed("c.py sha256 5") == plugins.changed("") == ""
+    assert plugins.changed("its_name_then.py sha256 3") == ""
+    assert plugins.changed("c.py sha256 5; c.py sha256 6") == "c.py"
     assert plugins.changed(plugins.checksums()) == ""
 
 

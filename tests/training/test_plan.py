@@ -68,6 +68,10 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
         ("neuron.name=relu model.timesteps=1", None),
         ("neuron.name=mlf", "it trains, but cannot be deployed: layer 'sn1'"),
         (
+            "neuron.name=lbq neuron.n_max=300",
+            "it trains, but cannot be deployed: layer 'sn1': n_max is 300, but levels are 8-bit",
+        ),
+        (
             "model.id=spikformer1x16 neuron.name=lbq neuron.per_channel=true",
             "it trains, but cannot be deployed: layer 'blocks.1.q.sn'",
         ),

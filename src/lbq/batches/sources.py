@@ -154,8 +154,17 @@ class ImageSource(Source):
 
     def __init__(self, config: Config, dataset: Dataset, device: torch.device) -> None:
         a, name, (_, height, width) = config.augment, dataset.inputs.name, dataset.inputs.shape
-        if max(a.crop, a.shift) > height // 2:
-            raise ConfigError(f"augment.crop and augment.shift must be at most {height // 2} for {name}")
+        for kind, size in (("crop", a.crop), ("shift", a.shift)):
+            if size > height // 2:
+                raise ConfigError(
+                    f"augment.{kind} must be at most {height // 2} for {name}, half of the height {height}, got {size}: set "
+                    f"augment.{kind}={height // 2}"
+                )
+        if a.flip and height == 1:
+            raise ConfigError(
+                f"augment.flip turns the last axis round, and {name} holds signals or features, of height 1: set "
+                "augment.flip=false"
+            )
         _check_cutout(a.cutout, min(height, width), name)
         if a.crop and a.shift:
             raise ConfigError("augment.crop and augment.shift exclude each other: set one of them to 0")

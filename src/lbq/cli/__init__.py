@@ -6,6 +6,7 @@ What a user got wrong ends in one line and exit code 2; a bug ends in a tracebac
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -89,12 +90,26 @@ def _run(arguments: list[str] | None) -> None:
             fail("--import stands before the command: lbq --import FILE COMMAND ...")
         context: Any = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "lbq"
+        if command in ("lbq train", "lbq sweep") and (setting := _setting(describe())):
+            fail(f"{describe().rstrip('.')}; settings have no dashes: {setting}")
         if "No such command" in describe() and context is not None:
             fail(f"{describe()} Commands: {', '.join(context.command.list_commands(context))} (see {command} --help)")
         fail(f"{describe()} (see {command} --help)")
     if status == 130:  # the option parser turns a keyboard interrupt into this
         fail("interrupted", 130)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _setting(message: str) -> str:
+    """The setting that an unknown option of `lbq train` is meant for, as KEY=...; "" if there is none."""
+    from lbq.config import Config
+
+    if not (found := re.match(r"No such option: --([a-z_-]+)", message)):
+        return ""
+    name, tree = found[1].replace("-", "_"), Config().to_dict()
+    keys = [f"{part}.{name}" for part, values in tree.items() if isinstance(values, dict) and name in values]
+    keys += [name] if name in tree else []
+    return " or ".join(f"{key}=..." for key in keys)
 
 
 def _show_version(requested: bool) -> None:

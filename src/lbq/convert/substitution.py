@@ -120,6 +120,11 @@ def _rectifier(node: fx.Node, module: nn.Module | None) -> type[nn.Module] | Non
             return nn.ReLU6 if isinstance(module, nn.ReLU6) else nn.ReLU
         if not isinstance(module, RECTIFIERS) and type(module).__module__ != nn.ReLU.__module__:
             return None
+        if isinstance(module, nn.MultiheadAttention):  # which lies beside the activations
+            raise GraphError(
+                f"{where}: {name} has a softmax inside, for which levels have no form: train a burst transformer, or attention "
+                "of your own without a softmax (docs/tutorials/attention.md)"
+            )
     raise GraphError(f"{where}: {name} is no ReLU: {_instead(name, module is None)}")
 
 
@@ -127,7 +132,10 @@ def _instead(name: str, function: bool) -> str:
     """What to do about an activation that is no ReLU."""
     plain = name.lower().replace("_", "")
     if plain in ("softmax", "logsoftmax", "softmin"):
-        return "leave out a last softmax, without which the largest logit stays the largest"
+        return (
+            "leave out a last softmax, without which the largest logit stays the largest; attention has a form without one "
+            "(docs/tutorials/attention.md)"
+        )
     if plain in ("sigmoid", "hardsigmoid", "logsigmoid"):
         return (
             "leave it out, and with it the gate that it makes, as in squeeze-and-excitation, which has no integer form"

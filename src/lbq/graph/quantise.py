@@ -219,6 +219,12 @@ def check_products(layer: Layer, quantised: IntegerLayer, largest: Mapping[str, 
             )
 
 
+def check_levels(name: str, spec: NeuronSpec) -> None:
+    """Refuse levels that take more than 8 bits, which can be known before anything is trained."""
+    if spec.n_max > (most := highest_level(spec.signed)):
+        raise GraphError(f"layer {name!r}: n_max is {spec.n_max}, but levels are 8-bit: use at most {most}")
+
+
 def check_neuron(name: str, spec: NeuronSpec) -> None:
     """Refuse what a neuron's integer form cannot express."""
     thresholds = 1.0 if spec.thresholds is None else spec.thresholds
@@ -235,9 +241,7 @@ def check_neuron(name: str, spec: NeuronSpec) -> None:
         )
     if spec.gain != 1.0:
         raise GraphError(f"layer {name!r}: its gain is not folded yet: call lbq.deploy.fold_gain(graph) first")
-    most = highest_level(spec.signed)
-    if spec.n_max > most:
-        raise GraphError(f"layer {name!r}: n_max is {spec.n_max}, but levels are 8-bit: use at most {most}")
+    check_levels(name, spec)
     if spec.reset == "hard" and spec.alpha != 1.0:
         raise GraphError(f"layer {name!r}: a hard reset by alpha {spec.alpha:g} has no integer form: use alpha 1")
 

@@ -129,7 +129,10 @@ def _direct(kernel: DifferentiableKernel[Any]) -> Callable[..., Any]:
 
     def differentiate_or_refuse(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise NotImplementedError("the native neuron kernel has no second derivative: set LBQ_KERNEL=reference")
+            raise NotImplementedError(
+                "the native neuron kernel has no second derivative: set LBQ_KERNEL=reference, or take "
+                'lbq.native.choose.use("reference")'
+            )
         return differentiate(ctx, *grads)
 
     class Direct(torch.autograd.Function):

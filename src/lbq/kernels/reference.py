@@ -288,7 +288,10 @@ def check_plain(grad: Tensor) -> None:
     """Refuse batched gradients (autograd's `is_grads_batched`), which have no memory that a faster kernel could read."""
     functorch = torch._C._functorch
     if functorch.is_functorch_wrapped_tensor(grad) or functorch.is_legacy_batchedtensor(grad):
-        raise NotImplementedError("batched gradients run by the reference kernel alone: set LBQ_KERNEL=reference")
+        raise NotImplementedError(
+            "batched gradients run by the reference kernel alone: set LBQ_KERNEL=reference, or take "
+            'lbq.native.choose.use("reference")'
+        )
 
 
 @torch.no_grad()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lbq.deploy.lowering.faithful import copied, unwrapped
 from lbq.deploy.verify import InFloat64
@@ -23,7 +25,8 @@ def check(net: nn.Module, images: Tensor | NDArray[Any], static: bool = True) ->
     """Refuse a network whose samples leak into each other: `net(x.flip(0))` must equal `net(x).flip(0)`, and half of a batch
     must give half of the outputs.
 
-    It says which neuron reads the batch as time. A copy of the network runs, in evaluation mode and in float64.
+    It says which neuron reads the batch as time. A copy of the network runs, in evaluation mode and in float64. Where nothing
+    fires in it, as before training, its BatchNorms first measure their statistics on these images.
 
     net: its output has the batch in front, as logits `[B, classes]` do.
     images: two inputs or more, normalised as the network reads them.
@@ -34,24 +37,34 @@ def check(net: nn.Module, images: Tensor | NDArray[Any], static: bool = True) ->
         raise GraphError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     x = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < axis + 2 or x.shape[axis] < 2:
+        got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise GraphError(
-            "images must be two inputs or more as the network reads them, a floating-point tensor [B, ...]"
+            f"images must be two inputs or more as the network reads them, a floating-point tensor [B, ...], got {got}"
         )
+    if not torch.isfinite(x).all():
+        raise GraphError("images hold numbers that are not finite: leave those images out")
     x = x.double()
     if torch.equal(x, x.flip(axis)):
         raise GraphError("images must differ from each other: of equal ones nothing can be said")
     exact = copied(unwrapped(net)).double().eval()
     half = x.shape[axis] // 2
     with InFloat64():
-        there, back, alone = exact(x), exact(x.flip(axis)), exact(x.narrow(axis, 0, half))
+        there = exact(x)
+        if _are_all_one(there):
+            _settle(exact, x)
+            there = exact(x)
+        back, alone = exact(x.flip(axis)), exact(x.narrow(axis, 0, half))
         if not isinstance(there, Tensor) or there.dim() < 1 or len(there) != x.shape[axis]:
             raise GraphError(
                 f"{type(net).__name__} must return one tensor with the batch in front, as logits [B, classes]"
             )
         if not torch.isfinite(there).all():
             raise GraphError(f"{type(net).__name__} gives outputs that are not finite: did training diverge?")
-        if all(torch.equal(there[0], other) for other in there):
-            raise GraphError("all images have one output, as where no neuron fires: of such nothing can be said")
+        if _are_all_one(there):
+            raise GraphError(
+                "all images have one output, as where no neuron fires: of such nothing can be said; check the network again "
+                "after some steps of training"
+            )
         differences = torch.cat([back - there.flip(0), alone - there[:half]])
         if differences.abs().max() <= TOLERANCE * there.abs().max():
             return
@@ -63,6 +76,23 @@ def check(net: nn.Module, images: Tensor | NDArray[Any], static: bool = True) ->
     raise GraphError(
         f"samples of {type(net).__name__} leak into each other, {where}: logits of an image depend on the others; {remedy}"
     )
+
+
+def _are_all_one(outputs: Any) -> bool:
+    """Whether all samples have the same output."""
+    return isinstance(outputs, Tensor) and outputs.dim() > 0 and all(torch.equal(outputs[0], one) for one in outputs)
+
+
+def _settle(net: nn.Module, x: Tensor) -> None:
+    """Let every BatchNorm measure its statistics on `x`: those of a new network are 0 and 1, whatever reaches it."""
+    norms = [norm for norm in net.modules() if isinstance(norm, _BatchNorm) and norm.track_running_stats]
+    for norm in norms:
+        norm.train()
+        norm.momentum = 1.0  # forgets what was there
+    with suppress(ValueError):  # one number a channel has no variance
+        net(x)
+    for norm in norms:
+        norm.eval()
 
 
 def _batch_as_time(net: nn.Module, x: Tensor, axis: int) -> str | None:

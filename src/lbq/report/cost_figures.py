@@ -174,8 +174,9 @@ def _speed(benchmark: dict[str, Any]) -> Figure | None:
         ("dense", [(share, dense) for share, _, dense in points]),
     ]
     caption = f"Measured by benchmarks/engine_speed.py on {machine}."
-    rivals = [part[RIVAL].get("1") for part in benchmark.values() if isinstance(part, dict) and RIVAL in part]
-    if rivals and isinstance(rivals[0], int | float):  # on one thread
+    threads = str(benchmark.get("sweep_threads", 1))
+    rivals = [part[RIVAL].get(threads) for part in benchmark.values() if isinstance(part, dict) and RIVAL in part]
+    if rivals and isinstance(rivals[0], int | float):  # on as many threads
         curves.append(("int8 ANN, onnxruntime", [(points[0][0], rivals[0]), (points[-1][0], rivals[0])]))
         caption += " The int8 ANN takes one pass, whatever is active."
     plot = Plot(
@@ -184,7 +185,7 @@ def _speed(benchmark: dict[str, Any]) -> Figure | None:
         (0, 1.05 * max(x for x, _, _ in points)),
         (0, 1.08 * max(y for _, curve in curves for _, y in curve)),
         "share of active neuron-steps",
-        "ms per image, one thread",
+        "ms per image, one thread" if threads == "1" else f"ms per image, {threads} threads",
         subtitle=f"resnet20w128 on {machine}",
     )
     for series, (name, curve) in enumerate(curves):

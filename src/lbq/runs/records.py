@@ -103,7 +103,8 @@ def read(run: Path | str) -> dict[str, Any]:
     try:
         return record_of(run) if finished else unfinished_of(run)
     except ConfigError as error:  # such as a user's own network that was not imported
-        raise error if str(run) in str(error) else ConfigError(f"{run}: {error}") from error
+        said = run_folder.with_imports(Path(run), error)
+        raise ConfigError(said if str(run) in said else f"{run}: {said}") from error
 
 
 def _plan(config: Config) -> dict[str, Any]:

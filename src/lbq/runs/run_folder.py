@@ -300,17 +300,27 @@ def over(timesteps: int, config: Config) -> Config:
 
 
 def other_files(run: Path | str) -> str:
-    """The names of the imported files that were others when this run was trained; "" where none are known."""
-    result = Path(run) / "result.json"
-    if not (plugins.IMPORTED and result.is_file()):
-        return ""
-    environment = files.json_of(result, RunError).get("environment")
-    return plugins.changed(str(environment.get("imports", ""))) if isinstance(environment, dict) else ""
+    """The names of the imported files that this run was trained with, and that are not imported as they were; "" where none are
+    known, or nothing is imported."""
+    return plugins.changed(_imports(Path(run))) if plugins.IMPORTED else ""
+
+
+def _imports(run: Path) -> str:
+    """What `plugins.checksums` gave when this run was trained."""
+    result = run / "result.json"
+    environment = files.json_of(result, RunError).get("environment") if result.is_file() else None
+    return str(environment.get("imports", "")) if isinstance(environment, dict) else ""
+
+
+def with_imports(run: Path, error: ConfigError) -> str:
+    """What was wrong when the network of a run was built; with the files that it was trained with, if they are not imported."""
+    lacking = plugins.changed(_imports(run)) if "unknown" in str(error) else ""
+    return f"{error}; it was trained with --import {lacking}" if lacking else str(error)
 
 
 def warn_of_other_files(run: Path | str) -> None:
     if others := other_files(run):
-        warnings.warn(f"{run} was trained with another {others}, so this may not be its network", stacklevel=3)
+        warnings.warn(f"{run} was trained with other imports, {others}, so this may not be its network", stacklevel=3)
 
 
 def load(run: Path | str, timesteps: int | None = None) -> BurstNet:
@@ -322,7 +332,7 @@ def load(run: Path | str, timesteps: int | None = None) -> BurstNet:
         config = trained if timesteps is None else over(timesteps, trained)
         net = build(config)
     except ConfigError as error:
-        raise RunError(f"{folder / 'config.toml'}: {error}") from error
+        raise RunError(f"{folder / 'config.toml'}: {with_imports(folder, error)}") from error
     if config.train.precision == "fp64":
         net.double()
     weights = read_weights(folder)

@@ -12,7 +12,6 @@ import os
 import site
 import sys
 import traceback
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -88,14 +87,7 @@ def checksums() -> str:
 
 
 def changed(before: str) -> str:
-    """The names of the imported files that were others when `checksums` gave `before`; "" if there are none."""
-    then, now = map(_by_name, (before.split("; "), _CHECKSUMS))
-    return ", ".join(name for name in now if name in then and not then[name] <= now[name])
-
-
-def _by_name(lines: Iterable[str]) -> dict[str, set[str]]:
-    """Two files of one name both count."""
-    named: dict[str, set[str]] = {}
-    for line in lines:
-        named.setdefault(line.split(" sha256 ")[0], set()).add(line)
-    return named
+    """The files that were imported when `checksums` gave `before`, and are not now as they were; "" if there are none."""
+    now = {line.rpartition(" ")[2] for line in _CHECKSUMS}  # a file may have been renamed since
+    then = (line.split(" sha256 ") for line in before.split("; ") if line)
+    return ", ".join(dict.fromkeys(name for name, digest in then if digest not in now))

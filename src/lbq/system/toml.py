@@ -84,7 +84,9 @@ def _check(tree: Mapping[str, Any]) -> None:
         if depth > MOST_DEPTH:
             raise ValueError(TOO_DEEP)
         if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-            raise LargeInteger(f"{name} must be an integer between -2^63 and 2^63, got {str(value)[:20]}")
+            text = str(value)
+            shown = text if len(text) <= 20 else f"{text[:20]}..."
+            raise LargeInteger(f"{name} must be an integer between -2^63 and 2^63, got {shown}")
         if isinstance(value, Mapping):
             waiting += [(f"{name}.{key}" if name else key, inner, depth + 1) for key, inner in value.items()]
         elif isinstance(value, list):

@@ -12,6 +12,7 @@ from lbq.config import Config
 from lbq.data.registry import EVENTS, REGISTRY
 from lbq.deploy import lower
 from lbq.errors import ConfigError, GraphError, TooSmall
+from lbq.graph.quantise import check_levels
 from lbq.graph.rewrites import check_products
 from lbq.native.choose import choose
 from lbq.neuron.base import neurons_of
@@ -65,6 +66,9 @@ def plan_of(trainer: Trainer) -> Plan:
         graph = lower(trainer.net, source.shape, steps, source.static, weights=False)
         macs, units = graph.macs, graph.units
         check_products(graph)
+        for layer in graph.layers:
+            if layer.neuron is not None:
+                check_levels(layer.name, layer.neuron)
     except TooSmall as error:
         raise ConfigError(f"model.id {config.model.id}: {error}") from error
     except GraphError as error:  # a network without an integer form trains as well

@@ -252,7 +252,9 @@ class Sweep:
             for number, member in enumerate(self.members, 1):
                 self.say(f"[{number}/{len(self.members)}] {member.folder.name}")
                 if others := run_folder.other_files(member.folder):
-                    self.say(f"trained already, with another {others}: give another --out to train it with this one")
+                    self.say(
+                        f"trained already, with other imports, {others}: give another --out to train it with this one"
+                    )
                 state = self._train(member)
                 states.append((member, self._measure(member) if deploy and state == "done" else state))
         return states

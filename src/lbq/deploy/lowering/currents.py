@@ -173,6 +173,8 @@ def batch_norm(
     if current.shape[0] != bn.num_features or (current.flat and current.shape[1:] != (1, 1)):
         raise GraphError(f"layer {name!r}: expects {bn.num_features} channels, gets {current.shape}")
     mean, var = numbers.of(bn.running_mean), numbers.of(bn.running_var)
+    if (var + bn.eps <= 0).any():
+        raise GraphError(f"layer {name!r}: a running variance is not positive: did training diverge?")
     scale = 1 / np.sqrt(var + bn.eps)
     shift = -mean * scale
     if bn.affine:
