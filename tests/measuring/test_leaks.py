@@ -112,16 +112,13 @@ def test_a_network_before_training_can_be_checked(name: str) -> None:
 
 def test_a_leak_is_found_before_training_too() -> None:
     torch.manual_seed(0)
-    layers = {
-        "conv": nn.Conv2d(1, 8, 3),
-        "norm": nn.BatchNorm2d(8),
-        "fc": nn.Linear(288, 3),
-        "sn": BurstNeuron(step=40.0),
-    }
+    norm = nn.BatchNorm2d(8)
+    layers = {"conv": nn.Conv2d(1, 8, 3), "norm": norm, "fc": nn.Linear(288, 3), "sn": BurstNeuron(step=40.0)}
     net = Functional(lambda m, x: m.fc(m.sn(m.norm(10 * m.conv(x))).flatten(1)), **layers)
     with torch.no_grad():
-        net.norm.weight.fill_(100)
-        net.norm.running_var.fill_(1e9)
+        norm.weight.fill_(100)
+        assert norm.running_var is not None
+        norm.running_var.fill_(1e9)
     with pytest.raises(GraphError, match="neuron 'sn' reads the batch as time"):
         lbq.check(net, IMAGES)
 
