@@ -111,18 +111,7 @@ def measure_run(
     progress: Callable[[int], None] | None = None,
 ) -> Measurement:
     """The network of a run folder on the test images of the dataset it was trained on, on a GPU in the run's precision."""
-    config = run_folder.load_config(run, changes)
-    net = run_folder.load(run).to(device)
-    if torch.device(device).type == "cuda":
-        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return measure(
-        net,
-        open_source(config, device),
-        membranes=membranes,
-        limit=limit,
-        precision=evaluation.PRECISIONS[config.train.precision],
-        progress=progress,
-    )
+    return _loaded_and_measured(run, changes, device, membranes, limit, progress)[1]
 
 
 def analyze_run(
@@ -137,5 +126,28 @@ def analyze_run(
     """The analysis of a run folder."""
     from lbq.runs.records import facts_of
 
-    measured = measure_run(run, changes=changes, device=device, membranes=membranes, limit=limit, progress=progress)
-    return measured.analysis({"kind": "run", **facts_of(run)}, evaluation.neuron_tails(run_folder.load(run)))
+    net, measured = _loaded_and_measured(run, changes, device, membranes, limit, progress)
+    return measured.analysis({"kind": "run", **facts_of(run)}, evaluation.neuron_tails(net))
+
+
+def _loaded_and_measured(
+    run: Path | str,
+    changes: Iterable[str],
+    device: torch.device | str,
+    membranes: int,
+    limit: int | None,
+    progress: Callable[[int], None] | None,
+) -> tuple[nn.Module, Measurement]:
+    config = run_folder.load_config(run, changes)
+    net = run_folder.load(run).to(device)
+    if torch.device(device).type == "cuda":
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    measured = measure(
+        net,
+        open_source(config, device),
+        membranes=membranes,
+        limit=limit,
+        precision=evaluation.PRECISIONS[config.train.precision],
+        progress=progress,
+    )
+    return net, measured
