@@ -122,6 +122,13 @@ class Page:
         assert "exceptionDetails" not in reply, reply
         return reply["result"].get("value")
 
+    def wait(self, condition: str) -> None:
+        """Until it holds: a key is handled after its event was taken."""
+        deadline = time.monotonic() + 10
+        while not self.run(condition):
+            assert time.monotonic() < deadline, condition
+            time.sleep(0.02)
+
     def press(self, key: str, text: str = "") -> None:
         for kind in ("keyDown", "keyUp"):
             code = {"Enter": 13, "Tab": 9, " ": 32}[key]

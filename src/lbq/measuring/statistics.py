@@ -298,7 +298,10 @@ def _synapse_lines(statistics: Statistics) -> list[str]:
             numbers = (f"{value / each:,.0f}" for value in (count.macs, count.unary, count.bit_sparse))
             rows.append((name, *numbers, f"{saved(count.bit_sparse, count.unary):.1f}"))
         over = f"of a sample, mean over {statistics.samples:,}" if statistics.samples else "of all samples"
-        lines += [*_aligned(rows), f"accumulations {over}, as rate x MACs"]
+        lines += [
+            *_aligned(rows),
+            f"accumulations {over}, as rate x MACs; products of tensors, as in attention, are not seen",
+        ]
     if statistics.others:
         named = ", ".join(f"{name} ({macs / each:,.0f} MACs)" for name, macs in statistics.others.items())
         lines.append(f"not counted, because they read something else: {named}")
