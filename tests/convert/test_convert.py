@@ -46,6 +46,53 @@ class Net(nn.Module):
         return self.function(self, x)
 
 
+@pytest.mark.parametrize("neuron", ["lbq", {"name": "lbq", "per_channel": True}, "lif", "ternary", "mlf"])
+def test_a_network_that_is_not_trained_keeps_the_first_steps(neuron: Any) -> None:
+    plain, x = Net(lambda m, x: head(m, m.act2(m.bn2(m.conv2(m.act(m.bn(m.conv(x))))))).relu()), torch.randn(2, 3, 8, 8)
+    net = convert(plain, x, timesteps=3, neuron=neuron, fit=False)
+    made: Any = models.neuron_maker(neuron, 3)(6)
+    assert net.fits == {}
+    assert all(
+        torch.equal(value, plain.state_dict()[name])
+        for name, value in net.net.state_dict().items()
+        if name in plain.state_dict()
+    )
+    neurons: list[Any] = [module for module in net.modules() if isinstance(module, type(made))]
+    assert len(neurons) == 3
+    assert all(torch.equal(each.step, torch.ones_like(each.step) * made.step.flatten()[0]) for each in neurons)
+    net.train()(x).sum().backward()
+    assert net.net.conv.weight.grad is not None  # type: ignore[union-attr]
+    assert len(net.eval()(x)) == 2
+
+
+def test_a_network_learns_from_the_start_with_neurons_in_it() -> None:
+    from lbq.data import load_digits
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 16, 3, padding=1, stride=2), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Flatten(), nn.Linear(256, 10),
+    )  # fmt: skip
+    digits = load_digits()
+    x, y = (
+        torch.from_numpy(digits.train.images[:600]).float() / 4 - 2,
+        torch.from_numpy(digits.train.labels[:600]).long(),
+    )
+    net = convert(plain, x[:2], fit=False).train()
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(5):
+        for batch in torch.randperm(600).split(50):
+            optimiser.zero_grad()
+            F.cross_entropy(net(x[batch]), y[batch]).backward()
+            optimiser.step()
+    integers = deploy(net.eval(), (1, 8, 8), mean=[0.5], std=[0.25], scale=16)
+    predicted = integers.run(digits.test.images).predictions
+    assert (predicted == digits.test.labels).mean() > 0.85
+    with pytest.raises(GraphError, match="fit must be True or False"):
+        convert(plain, x[:2], fit=1)  # type: ignore[arg-type]
+
+
 def head(m: Any, x: Tensor) -> Tensor:
     return m.fc(m.pool(x).flatten(1))
 

@@ -210,7 +210,7 @@ HERE = {  # page -> how many of its first blocks run here, in one namespace
     "docs/tutorials/on-integers.md": 2,
     "docs/tutorials/attention.md": 1,
     "docs/tutorials/microcontroller.md": 1,
-    "docs/howto/own-network.md": 2,
+    "docs/howto/own-network.md": 3,
     "docs/howto/fine-tune.md": 2,
     "docs/howto/few-bits.md": 1,
     "docs/howto/train.md": 1,

@@ -1,4 +1,4 @@
-"""Make a burst network of a trained ANN: neurons replace its ReLUs, data choose their steps, nothing is trained.
+"""Make a burst network of an ANN: neurons replace its ReLUs. If it is trained, data choose their steps, and nothing is trained.
 
 `convert` takes any network that torch.fx can trace. `calibrate` takes two networks whose layers have the same names, such
 as two of `lbq.models`. `convert_run` takes the run folder of an ANN.
@@ -20,7 +20,7 @@ from lbq.convert.substitution import with_relus as with_relus
 from lbq.deploy.lowering.faithful import plain_copy
 from lbq.errors import GraphError
 from lbq.models import NeuronChoice, neuron_maker
-from lbq.neuron.checks import check_count
+from lbq.neuron.checks import check_count, check_flag
 from lbq.system.lazy import submodules as _submodules
 
 PROBE_IMAGES = 8  # enough to see whether two networks do the same
@@ -30,7 +30,7 @@ class Converted(nn.Module):
     """A burst network made of an ANN: images `[B, ...]` to logits, averaged over `timesteps`.
 
     `net` is the ANN's graph with neurons in it, its layers under their old names. `fits` says how well each neuron's step
-    fits.
+    fits; it is empty where no step was fitted.
     """
 
     def __init__(self, net: fx.GraphModule, timesteps: int, fits: Mapping[str, Fit]) -> None:
@@ -43,15 +43,19 @@ class Converted(nn.Module):
         return logits
 
 
-def convert(ann: nn.Module, images: Tensor, *, timesteps: int = 2, neuron: NeuronChoice = "lbq") -> Converted:
+def convert(
+    ann: nn.Module, images: Tensor, *, timesteps: int = 2, neuron: NeuronChoice = "lbq", fit: bool = True
+) -> Converted:
     """A burst network that does what `ann` does, as well as its levels allow: images `[B, ...]` in, logits averaged over
     time out. It can be trained further, and deployed.
 
     images: a few hundred inputs as `ann` takes them, of the training set; labels are not needed.
-    neuron: as for `lbq.models.create`; it must have a step. Weights are copied, `ann` stays as it is.
+    neuron: as for `lbq.models.create`; it must have a step to fit. Weights are copied, `ann` stays as it is.
+    fit: False for an ANN that is not trained yet. Its neurons keep the steps that they are made with, for you to train, and two
+    images are enough.
     """
     try:
-        steps = check_count("timesteps", timesteps)
+        steps, fitted = check_count("timesteps", timesteps), check_flag("fit", fit)
     except ValueError as error:
         raise GraphError(str(error)) from error
     with torch.inference_mode(False), torch.no_grad():
@@ -60,7 +64,7 @@ def convert(ann: nn.Module, images: Tensor, *, timesteps: int = 2, neuron: Neuro
         _compare(plain, copied, images)
         _compare_over_time(unrolled(plain, images, steps, None), plain, images[:PROBE_IMAGES])
         net = unrolled(plain, images, steps, neuron_maker(neuron, steps))
-        return Converted(net, steps, calibrate(net, plain, images))
+        return Converted(net, steps, calibrate(net, plain, images) if fitted else {})
 
 
 def _compare(plain: nn.Module, ann: nn.Module, images: Tensor) -> None:
