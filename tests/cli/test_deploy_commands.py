@@ -332,7 +332,8 @@ def test_a_look_at_a_few_samples_does_not_replace_the_analysis_of_all(call: Call
 
 
 def test_data_may_be_an_argument_or_an_option(call: Call, model: Path) -> None:
-    ways = [call.json("run", model, *way, "--limit", 8) for way in (("digits",), ("--data", "digits"))]
+    common = ("--engine", "bitplane", "--limit", 8)
+    ways = [call.json("run", model, *way, *common) for way in (("digits",), ("--data", "digits"))]
     assert ways[0]["counts"] == ways[1]["counts"]
     assert call("run", model, "digits", "--data", "digits")[2] == (
         "lbq: the data are given twice, digits and --data digits: give them once\n"
