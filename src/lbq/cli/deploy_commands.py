@@ -147,8 +147,8 @@ def run(
         str | None,
         typer.Argument(help="Its dataset's folder, or a .npz with images and labels; not needed for digits."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="auto, dense, bitplane or cuda; all give the same bits.")] = "auto",
     data_option: DataOption = None,
+    engine: Annotated[str, typer.Option(help="auto, dense, bitplane or cuda; all give the same bits.")] = "auto",
     backend: Annotated[
         str, typer.Option(help="How bit planes are weighted: horner, preshifted, fused or explicit; the same bits.")
     ] = "horner",
