@@ -25,7 +25,7 @@ from tests.support.random_networks import random_networks, reset_beyond_the_last
 from tests.support.small_nets import CASES, branched, deployed, eventful, pixels
 
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
-SANITIZE = ["-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+SANITIZE = ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 @functools.cache
