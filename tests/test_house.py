@@ -66,6 +66,17 @@ def test_importing_the_package_itself_uses_no_former_name() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def test_no_name_of_a_package_hides_one_of_its_modules() -> None:
+    names = [m.name for m in pkgutil.walk_packages(lbq.__path__, "lbq.") if not m.name.endswith(("__main__", "_lbq"))]
+    hidden = []
+    for name in names:
+        module = importlib.import_module(name)
+        package, _, leaf = name.rpartition(".")
+        if getattr(importlib.import_module(package), leaf) is not module:
+            hidden.append(name)
+    assert hidden == []
+
+
 def test_every_folder_says_what_lives_there() -> None:
     for folder in folders():
         text = (folder / "__init__.py").read_text().removeprefix('"""').partition('"""')[0]

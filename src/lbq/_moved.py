@@ -30,7 +30,7 @@ MOVED = {  # former name -> name now, both below lbq
     "data.sources": "batches.sources",
     "demo": "cli.demo",
     "deploy.absorbed": "deploy.float_execution",
-    "deploy.export": "deploy.deploy",
+    "deploy.export": "deploy.pipeline",
     "deploy.faithful": "deploy.lowering.faithful",
     "deploy.rewrites": "graph.rewrites",
     "distributed": "training.distributed",

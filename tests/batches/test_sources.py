@@ -28,7 +28,7 @@ from lbq.data import shards
 from lbq.data.dataset import Dataset, Inputs, Samples
 from lbq.data.testset import open_test
 from lbq.deploy import deploy_run
-from lbq.deploy.deploy import test_set
+from lbq.deploy.pipeline import test_set
 from lbq.errors import ConfigError, DataError
 from lbq.measuring.measure import measure
 from lbq.training.job import train

@@ -11,8 +11,8 @@ import torch
 
 from lbq.batches.policies import ImageAugment
 from lbq.data.dataset import Inputs
-from lbq.deploy.deploy import deploy
 from lbq.deploy.like import check_like
+from lbq.deploy.pipeline import deploy
 from lbq.errors import GraphError, RunError
 from lbq.runs import run_folder
 from tests.support.own_nets import SHAPE, Own, made

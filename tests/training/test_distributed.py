@@ -30,7 +30,7 @@ from torch.distributed.distributed_c10d import Store
 
 from lbq import engine
 from lbq.batches.sources import ImageSource
-from lbq.deploy.deploy import deploy_trained
+from lbq.deploy.pipeline import deploy_trained
 from lbq.errors import ConfigError, LbqError, RunError, Stopped
 from lbq.training import distributed, initial_weights, job
 from lbq.training.distributed import SyncBatchNorm2d, World, synchronise_batchnorm

@@ -19,7 +19,7 @@ from lbq.batches.sources import ImageSource
 from lbq.config import Config
 from lbq.data.digits import load_digits
 from lbq.deploy import deploy_run
-from lbq.deploy.deploy import deploy_trained
+from lbq.deploy.pipeline import deploy_trained
 from lbq.errors import RunError, Stopped
 from lbq.neuron.recorder import record_levels
 from lbq.runs import records, run_folder

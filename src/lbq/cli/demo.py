@@ -139,7 +139,7 @@ def _train(method: str, run: Path, name: str, config: Config, progress: DemoProg
 def _deploy(run: Path) -> tuple[AbsorptionCheck, IntegerCheck]:
     """Write the integer network of a run and its analysis, and check it against the trained network."""
     from lbq.batches.sources import open_source
-    from lbq.deploy.deploy import deploy_run, test_set
+    from lbq.deploy.pipeline import deploy_run, test_set
     from lbq.deploy.verify import check_absorption, check_integers
     from lbq.runs import run_folder
 

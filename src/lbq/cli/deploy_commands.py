@@ -328,7 +328,7 @@ def export(
 
 
 def _export_nir(run: Path, changes: list[str] | None, out: str, reset: str | None, accept_ties: bool) -> dict[str, Any]:
-    from lbq.deploy.deploy import graph_of_run
+    from lbq.deploy.pipeline import graph_of_run
     from lbq.export.nir import write_nir
 
     if reset is None:

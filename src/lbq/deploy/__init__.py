@@ -3,11 +3,11 @@
 `unfold` goes the way back. Imports `runs`, `counting`, `graph` and what stands below them. A network of `engine` comes out.
 """
 
-from lbq.deploy.deploy import deploy as deploy
-from lbq.deploy.deploy import deploy_run as deploy_run
-from lbq.deploy.deploy import graph_of as graph_of
 from lbq.deploy.lowering.lower import lower as lower
-from lbq.deploy.unfold import unfold as unfold
+from lbq.deploy.pipeline import deploy as deploy
+from lbq.deploy.pipeline import deploy_run as deploy_run
+from lbq.deploy.pipeline import graph_of as graph_of
+from lbq.deploy.unfolding import unfold as unfold
 from lbq.graph.quantise import quantise as quantise
 from lbq.graph.rewrites import absorb as absorb
 from lbq.graph.rewrites import fold_gain as fold_gain

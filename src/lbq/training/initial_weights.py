@@ -16,7 +16,7 @@ from lbq import engine
 from lbq.config import Config
 from lbq.data.dataset import Inputs
 from lbq.deploy.lowering.trace import NORMS
-from lbq.deploy.unfold import unfold
+from lbq.deploy.unfolding import unfold
 from lbq.engine import published
 from lbq.errors import GraphError, LbqError, RunError
 from lbq.graph.integer import IntegerNetwork

@@ -16,8 +16,8 @@ from lbq.cli.demo import demo_config
 from lbq.config import Config
 from lbq.data import load_digits
 from lbq.deploy import absorb, deploy, fold_gain, lower, on_pixels, quantise
-from lbq.deploy.deploy import deploy_trained, test_set
 from lbq.deploy.float_execution import execute
+from lbq.deploy.pipeline import deploy_trained, test_set
 from lbq.deploy.verify import check_absorption, check_integers
 from lbq.engine import Network
 from lbq.errors import GraphError, LbqError

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lbq import models
 from lbq.data.testset import open_test
 from lbq.deploy import deploy
-from lbq.deploy.unfold import Unfolded, unfold
+from lbq.deploy.unfolding import Unfolded, unfold
 from lbq.engine import Network, load
 from lbq.errors import GraphError
 from lbq.graph.integer import MEMBRANE_BOUND
