@@ -162,7 +162,14 @@ def test_recipes_of_final_runs_are_those_that_were_fixed() -> None:
         if "withdrawn" in recipe:
             assert "run" not in recipe
             continue
-        assert {run["state"] for run in recipe["run"]} <= {"planned", "running", "finished", "crashed", "lost"}
+        assert {run["state"] for run in recipe["run"]} <= {
+            "planned",
+            "running",
+            "finished",
+            "dropped",
+            "crashed",
+            "lost",
+        }
         whole = [run["seed"] for run in recipe["run"] if run["state"] not in ("crashed", "lost")]
         assert whole == [0, 1, 2]  # one that crashed is replaced by the same seed
     cells = [recipe["cell"] for recipe in recipes if "withdrawn" not in recipe]

@@ -145,6 +145,8 @@ def test_exports_refuse_it_by_name(tmp_path: Path) -> None:
     for format in ("c", "c-step", "onnx", "onnx-step"):
         with pytest.raises(GraphError, match=refused):
             export(tmp_path / "model.lbq", tmp_path / "out", format)
+    with pytest.raises(GraphError, match=f"{refused} WebAssembly: use model.lbq"):
+        export(tmp_path / "model.lbq", tmp_path / "out", "wasm")
     assert not (tmp_path / "out").exists()
 
 

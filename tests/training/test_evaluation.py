@@ -17,7 +17,7 @@ from torch import nn
 
 from lbq.batches.sources import open_source
 from lbq.config import TrainConfig
-from lbq.errors import RunError
+from lbq.errors import DataError, RunError
 from lbq.measuring.measure import measure
 from lbq.neuron import BurstNeuron
 from lbq.runs import run_folder
@@ -204,6 +204,8 @@ def test_what_is_held_out_is_counted_too(tmp_path: Path) -> None:
     assert measured.accuracy == pytest.approx(result["holdout_accuracy"])
     assert {k: h.active_ratio for k, h in measured.histograms.items()} == pytest.approx(result["active"])
     assert measure(run_folder.load(tmp_path), source).images == 31
+    with pytest.raises(DataError, match="no samples are held out: data.holdout=0.1"):
+        measure(run_folder.load(tmp_path), open_source(config()), part="holdout")
 
 
 def test_float64_is_tested_in_float64() -> None:

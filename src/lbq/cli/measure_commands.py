@@ -29,7 +29,7 @@ Data = Annotated[
     ),
 ]
 Constants = Annotated[
-    Path | None, typer.Option("--technology", help="TOML or JSON with your own prices: see docs/howto/analyse.md.")
+    Path | None, typer.Option("--technology", help="TOML or JSON with your own prices: see docs/howto/energy.md.")
 ]
 
 

@@ -95,7 +95,7 @@ def load(path: Path | str) -> Technology:
     Name and source are required: a price without a source says nothing.
     """
     path = Path(path)
-    remedy = "give a TOML or JSON file of prices (docs/howto/analyse.md)"
+    remedy = "give a TOML or JSON file of prices (docs/howto/energy.md)"
     text = files.text_of(path, ConfigError, toml.MOST_BYTES, remedy)
     try:
         values: Any = json.loads(text) if path.suffix == ".json" else toml.parsed(text)

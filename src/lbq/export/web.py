@@ -25,7 +25,7 @@ from lbq.data.testset import EVAL_RATIO
 from lbq.engine import Network, load
 from lbq.errors import LbqError
 from lbq.export.c99 import Sources
-from lbq.export.checks import check_name, check_ours
+from lbq.export.checks import check_name, check_ours, refuse_unknown
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import INPUT, Synapse
 from lbq.graph.integer import IntegerNetwork, shown_classes
@@ -83,6 +83,7 @@ def export_page(model: Path, out: Path) -> dict[str, Any]:
 
 def build(net: Network, model: Path) -> bytes:
     """A network, loaded from `model`, as a WebAssembly module."""
+    refuse_unknown(net.network, "WebAssembly")
     zig = compiler()
     with net.unchanged():
         sources = Sources(net.network, golden=net.golden, keep=True)

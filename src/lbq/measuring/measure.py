@@ -15,6 +15,7 @@ from lbq.counting.measurement import Measurement as Measurement
 from lbq.counting.tally import Tallies
 from lbq.data.testset import check_limit
 from lbq.deploy.lowering.lower import lower
+from lbq.errors import DataError
 from lbq.measuring.observer import Observer
 from lbq.neuron.base import unchanging
 from lbq.neuron.hooks import evaluating
@@ -42,6 +43,8 @@ def measure(
     precision: to compute in on a GPU, other than the network's own.
     """
     check_limit(limit)
+    if part == "holdout" and not source.holdout_size:
+        raise DataError("no samples are held out: data.holdout=0.1 holds a tenth of the training set out")
     graph = lower(net, source.shape, static=source.static, weights=False)
     spiking = bool(graph.layers) and all(layer.neuron is not None for layer in graph.layers)
     tallies = Tallies(graph) if spiking else None

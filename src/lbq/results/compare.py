@@ -2,7 +2,7 @@
 test samples. NumPy only.
 
 The intervals answer different questions. Over trainings, and of the same seed: would other seeds show the difference too? Over
-samples, with these networks as they are: would other test images show it? docs/howto/analyse.md says when to look at which.
+samples, with these networks as they are: would other test images show it? docs/howto/compare.md says when to look at which.
 """
 
 from __future__ import annotations
