@@ -51,7 +51,7 @@ def python_blocks(page: str) -> list[str]:
 def test_the_readme_is_short() -> None:
     text = text_of("README.md")
     assert len(text.splitlines()) <= 130
-    assert len(text.split()) <= 1400
+    assert len(text.split()) <= 1250
 
 
 def test_the_readme_says_where_to_change_what() -> None:
