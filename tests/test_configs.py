@@ -348,6 +348,11 @@ BAD = {
     "classes": ("[model]\nnum_classes = 100", "model.num_classes must be 10 for digits"),
     "channels": ("[model]\nin_channels = 3", "model.in_channels must be 1 for digits"),
     "batch above the data": ("[train]\nbatch_size = 2000", "train.batch_size must be at most the 1198 samples"),
+    "batch above what is left": (
+        "[data]\nlimit = 10\nholdout = 0.5",
+        "train.batch_size must be at most the 5 samples that data.limit=10 and data.holdout=0.5 leave, got",
+    ),
+    "a limit above the data": ("[data]\nlimit = 1198", "data.limit=1198 leaves out none of 1,198 and 599 samples: leave it out"),
     "batch above what is left": ("[data]\nholdout = 0.99", r"train.batch_size .* the \d+ samples that data.holdout=0.99"),
     "stem": ('[model]\nid = "vgg11w4"\nstem_stride = 2', "stem_stride applies to CIFAR-stem ResNets"),
     "tail": ('[model]\nshare_tail = true\n[neuron]\nname = "lif"', "share_tail: no neuron of this network learns a tail"),

@@ -325,6 +325,12 @@ def test_a_look_at_a_few_samples_does_not_replace_the_analysis_of_all(call: Call
         r"lbq: \S+net\.analysis holds an analysis of all [\d,]+ samples, .*: give another folder with -o\n", err
     )
     assert whole.read_bytes() == before
+    images = np.zeros((20, 1, 8, 8), np.uint8)
+    for size, code in ((20, 2), (8, 0)):  # a part of other data, and the whole of it
+        np.savez(tmp_path / "other.npz", images=images[:size])
+        given = ("--data", tmp_path / "other.npz", "--limit", 10)
+        assert call("analyze", tmp_path / "net.lbq", *given)[0] == code
+        whole.write_bytes(before)
     call.printed("analyze", tmp_path / "net.lbq", "--limit", 8, "-o", tmp_path / "look")
     whole.write_text("{")
     call.printed("analyze", tmp_path / "net.lbq", "--limit", 8)  # a damaged one is made anew

@@ -93,6 +93,61 @@ def test_a_network_learns_from_the_start_with_neurons_in_it() -> None:
         convert(plain, x[:2], fit=1)  # type: ignore[arg-type]
 
 
+def dropping(m: Any, x: Tensor) -> Tensor:
+    return head(m, F.dropout(F.relu(m.bn(m.conv(x))), 0.5, m.training))
+
+
+def in_two_heads(m: Any, x: Tensor) -> Any:
+    x = F.relu(m.bn(m.conv(x)))
+    return (head(m, x), x) if m.training else head(m, x)
+
+
+@pytest.mark.parametrize("forward", [dropping, in_two_heads])
+def test_what_happens_in_training_alone_is_told(forward: Any) -> None:
+    x = torch.randn(4, 3, 8, 8)
+    with pytest.warns(UserWarning, match="does something else in training, which the converted network leaves out"):
+        convert(Net(forward), x, fit=False)
+    convert(Net(forward), x)  # a trained one is converted as it is evaluated
+
+
+def test_a_network_that_is_not_trained_keeps_its_mode() -> None:
+    x = torch.randn(4, 3, 8, 8)
+    plain = Net(lambda m, x: head(m, F.relu(m.bn(m.conv(x)))))
+    assert convert(plain.train(), x, fit=False).net.bn.training  # type: ignore[union-attr]
+    assert not convert(plain.eval(), x, fit=False).net.bn.training  # type: ignore[union-attr]
+    assert not convert(plain.train(), x).training
+    assert plain.training
+
+
+def test_a_converted_network_is_exported_with_any_batch() -> None:
+    x = torch.randn(4, 3, 8, 8)
+    net = convert(Net(lambda m, x: head(m, F.relu(m.bn(m.conv(x))))), x).eval()
+    exported = torch.export.export(net, (x,), dynamic_shapes={"images": {0: torch.export.Dim("batch")}})
+    more = torch.randn(7, 3, 8, 8)
+    torch.testing.assert_close(exported.module()(more), net(more))
+
+
+def test_a_parameter_may_have_the_name_of_an_activation() -> None:
+    class Scaled(Net):
+        def __init__(self) -> None:
+            super().__init__(lambda m, x: head(m, F.relu(m.bn(m.conv(x))) * m.relu))
+            self.relu = nn.Parameter(torch.ones(1))
+
+    net = convert(Scaled(), torch.randn(4, 3, 8, 8))
+    assert net.net.relu.shape == (1,)
+
+
+def test_lazy_layers_are_told_from_hooks() -> None:
+    net = nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    x = torch.randn(4, 3, 8, 8)
+    with pytest.raises(
+        GraphError, match="layer '0' has no weights yet, for it is lazy: call the network once on images"
+    ):
+        convert(net, x, fit=False)
+    net(x)
+    convert(net, x, fit=False)
+
+
 def head(m: Any, x: Tensor) -> Tensor:
     return m.fc(m.pool(x).flatten(1))
 

@@ -59,6 +59,29 @@ def test_the_neuron_that_reads_the_batch_as_time_is_named() -> None:
         lbq.check(layer, IMAGES[:, 0])
 
 
+@pytest.mark.parametrize("case", ["its branch counts for nothing yet", "it is silent"])
+def test_a_neuron_that_reads_the_batch_as_time_is_named_before_it_matters(case: str) -> None:
+    """As in a new network whose residual branches begin at 0."""
+
+    def shortcut(m: Any, x: Tensor) -> Tensor:
+        y = m.conv(x)
+        return m.fc((y + m.last(m.sn(y))).mean((2, 3)))
+
+    silent = case == "it is silent"
+    layers = {"conv": nn.Conv2d(1, 8, 3), "last": nn.Conv2d(8, 8, 1), "fc": nn.Linear(8, 3)}
+    net = Functional(shortcut, sn=BurstNeuron(step=100.0 if silent else 0.1), **layers)
+    if not silent:
+        nn.init.zeros_(layers["last"].weight)
+    with pytest.raises(GraphError, match="neuron 'sn' reads the batch as time"):
+        lbq.check(net, IMAGES)
+
+
+def test_networks_and_images_without_numbers_are_refused() -> None:
+    for net, images in ((Own().to("meta"), IMAGES), (Own(), IMAGES.to("meta"))):
+        with pytest.raises(GraphError, match="must have numbers: they are on the meta device"):
+            lbq.check(net, images)
+
+
 def test_other_leaks_are_refused_too() -> None:
     net = Functional(lambda m, x: m.fc((x - x[:1]).flatten(1)), fc=nn.Linear(64, 3))
     with pytest.raises(GraphError, match="Functional leak into each other, one of its layers mixes the batch"):

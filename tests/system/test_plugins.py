@@ -300,6 +300,10 @@ def test_a_file_counts_as_changed_where_none_is_as_it_was() -> None:
     assert plugins.changed("its_name_then.py sha256 3") == ""
     assert plugins.changed("c.py sha256 5; c.py sha256 6") == "c.py"
     assert plugins.changed(plugins.checksums()) == ""
+    plugins._CHECKSUMS += ["my; net.py sha256 7"]
+    assert plugins.changed("my; net.py sha256 7") == ""
+    for forged in ("forged", "a sha256 b sha256 c", "; ;", " sha256 ", "None"):  # in a result of somebody else's
+        assert plugins.changed(forged) in ("", "a sha256 b")
 
 
 def test_a_module_in_an_archive(here: Path) -> None:

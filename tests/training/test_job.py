@@ -11,7 +11,7 @@ import signal
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from lbq.system import files
 from lbq.training import job, optim
 from lbq.training.distributed import World
 from lbq.training.position import EpochRecord
+from lbq.training.tensorboard import TensorBoard
 from tests.support import small_runs
 from tests.support.small_runs import (
     AtStep,
@@ -346,6 +347,23 @@ def test_tensorboard_shows_every_epoch_once(tmp_path: Path, monkeypatch: pytest.
     assert tested
     assert lines["test_accuracy"] == pytest.approx(tested)
     assert not {"epoch", "tested_in"} & lines.keys()
+
+
+def test_tensorboard_shows_an_epoch_once_that_a_resumed_run_repeats(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    watcher = Silent()
+    run(config("train.epochs=4"), tmp_path / "a", watcher)
+    first, second, third, fourth = watcher.records
+    killed = first, second, third  # after its third epoch, before the checkpoint
+    for epochs in (killed, (replace(third, loss=7.0), fourth)):
+        board = TensorBoard(tmp_path / "board")
+        for record in epochs:
+            board.epoch(record)
+        board.close()
+    shown = EventAccumulator(str(tmp_path / "board")).Reload().Scalars("loss")
+    assert [event.step for event in shown] == [1, 2, 3, 4]
+    assert shown[2].value == 7.0
 
 
 # Starting from another run

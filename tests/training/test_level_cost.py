@@ -288,12 +288,29 @@ def test_constants_stay_cached_after_an_inner_context() -> None:
     (first, *_) = neurons_of(net).values()
     with unchanging(net):
         net(torch.rand(3, 1, 8, 8))
-        cached = first.cached_constants
+        (cached,) = first.caches
         assert cached
         with unchanging(net):
-            assert first.cached_constants == {}
-        assert first.cached_constants is cached
-    assert first.cached_constants is None
+            assert first.caches == (cached, {})
+        assert first.caches == (cached,)
+    assert first.caches == ()
+
+
+def test_contexts_that_overlap_leave_nothing_behind() -> None:
+    """As those of two threads that measure one network."""
+    net, x = models.create("resnet8w4", timesteps=2, in_channels=1), torch.rand(3, 1, 8, 8)
+    one, other = unchanging(net), unchanging(net)
+    one.__enter__()
+    net(x)
+    other.__enter__()
+    net(x)
+    one.__exit__(None, None, None)
+    net(x)
+    other.__exit__(None, None, None)
+    assert all(neuron.caches == () for neuron in neurons_of(net).values())
+    torch.set_grad_enabled(True)  # contexts of two threads would each have had their own
+    net(x).sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
 
 
 def test_a_price_without_a_gradient_is_told() -> None:

@@ -108,6 +108,10 @@ class Source(ABC):
                 f"data.title is for data of your own ({', '.join(OWN_DATA)}): {config.data.name} has its name"
             )
         if config.data.limit:
+            if config.data.limit >= max(train_size, test_size):
+                raise ConfigError(
+                    f"data.limit={config.data.limit} leaves out none of {train_size:,} and {test_size:,} samples: leave it out"
+                )
             about["limit"] = str(config.data.limit)
         if inputs.static:
             a = config.augment

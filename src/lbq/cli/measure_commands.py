@@ -201,7 +201,7 @@ def analyze(
         net, test, noise = _open_deployed(subject, data)
         folder = out or _beside(subject, ".golden" if test.name == GOLDEN else ".analysis")
         files.check_folder(folder)
-        keep_whole(folder, limit)
+        keep_whole(folder, limit, test.size)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
             analysis = analyze_deployed(net, test, None, limit, progress.advance, membranes, subject.name)
     else:

@@ -6,6 +6,7 @@ as two of `lbq.models`. `convert_run` takes the run folder of an ANN.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -18,6 +19,7 @@ from lbq.convert.run import convert_run as convert_run
 from lbq.convert.substitution import separate, unrolled
 from lbq.convert.substitution import with_relus as with_relus
 from lbq.deploy.lowering.faithful import plain_copy
+from lbq.deploy.lowering.trace import Follower, traced
 from lbq.errors import GraphError
 from lbq.models import NeuronChoice, neuron_maker
 from lbq.neuron.checks import check_count, check_flag
@@ -52,7 +54,7 @@ def convert(
     images: a few hundred inputs as `ann` takes them, of the training set; labels are not needed.
     neuron: as for `lbq.models.create`; it must have a step to fit. Weights are copied, `ann` stays as it is.
     fit: False for an ANN that is not trained yet. Its neurons keep the steps that they are made with, for you to train, and two
-    images are enough.
+    images are enough. The network comes back in the mode of `ann`, training or evaluation; a fitted one in evaluation.
     """
     try:
         steps, fitted = check_count("timesteps", timesteps), check_flag("fit", fit)
@@ -64,7 +66,27 @@ def convert(
         _compare(plain, copied, images)
         _compare_over_time(unrolled(plain, images, steps, None), plain, images[:PROBE_IMAGES])
         net = unrolled(plain, images, steps, neuron_maker(neuron, steps))
-        return Converted(net, steps, calibrate(net, plain, images) if fitted else {})
+        if fitted:
+            return Converted(net, steps, calibrate(net, plain, images))
+        _tell_what_training_would_do(copied, images.dim())
+        return Converted(net, steps, {}).train(ann.training)
+
+
+def _tell_what_training_would_do(net: nn.Module, dimensions: int) -> None:
+    """Warn of a forward that does something else in training: the network was traced in evaluation mode."""
+    evaluated = str(traced(net, Follower(dimensions)))
+    try:
+        alike = str(traced(net.train(), Follower(dimensions))) == evaluated
+    except GraphError:  # it cannot even be traced in training
+        alike = False
+    finally:
+        net.eval()
+    if not alike:
+        warnings.warn(
+            f"the forward of {type(net).__name__} does something else in training, which the converted network leaves out: "
+            "write F.dropout as nn.Dropout, and what else depends on self.training as a module of its own",
+            stacklevel=3,
+        )
 
 
 def _compare(plain: nn.Module, ann: nn.Module, images: Tensor) -> None:

@@ -61,6 +61,7 @@ def separate(net: nn.Module, dimensions: int) -> fx.GraphModule:
     plain = fx.GraphModule(net, traced(net, Follower(dimensions)))
     modules = dict(plain.named_modules())
     names = {name for name, module in modules.items() if not isinstance(module, RECTIFIERS)}
+    names |= {name for name, _ in chain(net.named_parameters(), net.named_buffers())}
     replaced = 0
     for node in list(plain.graph.nodes):
         node.type = None  # annotations that are strings cannot be saved
@@ -110,6 +111,8 @@ def _without_relu(net: nn.Module, modules: Mapping[str, nn.Module]) -> str:
 def _rectifier(node: fx.Node, module: nn.Module | None) -> type[nn.Module] | None:
     """The kind of rectifier that a node is, or None. Other activations are refused."""
     if module is None:
+        if node.op not in ("call_function", "call_method"):  # a parameter may be called relu
+            return None
         name = str(getattr(node.target, "__name__", node.target)).rstrip("_")  # in place or not
         where = f"{node.name} in the network's forward"
         if name not in OTHER_ACTIVATIONS:
@@ -174,9 +177,14 @@ def unrolled(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNe
     if not isinstance(logits, fx.Node) or logits not in timed or "tensor_meta" not in logits.meta:
         raise GraphError("the ANN must return one tensor, its logits, computed from what its ReLUs give")
 
+    stacks: dict[fx.Node, fx.Node] = {}  # of tensors that are repeated, folded: with time in front
+
     def repeated(x: fx.Node, before: fx.Node) -> fx.Node:
         with graph.inserting_before(before):
-            return graph.call_method("flatten", (graph.call_function(torch.stack, ([x] * timesteps,)), 0, 1))
+            stack = graph.call_function(torch.stack, ([x] * timesteps,))
+            folded = graph.call_method("flatten", (stack, 0, 1))
+        stacks[folded] = stack
+        return folded
 
     entering = [(n, x) for n in graph.nodes if n in timed for x in n.all_input_nodes if x in static - timed]
     if any("tensor_meta" not in x.meta for _, x in entering):
@@ -197,8 +205,14 @@ def unrolled(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNe
         with graph.inserting_after(node):
             folded = graph.call_method("flatten", (node, 0, 1))
         node.replace_all_uses_with(folded, delete_user_cb=lambda user, folded=folded: user is not folded)
+        x = node.args[0]
+        if x in stacks:  # not folded and unfolded again: torch.export could not prove that the batch is as it was
+            node.replace_input_with(x, stacks[x])
+            if not x.users:
+                graph.erase_node(x)
+            continue
         with graph.inserting_before(node):
-            node.replace_input_with(node.args[0], graph.call_method("unflatten", (node.args[0], 0, (timesteps, -1))))
+            node.replace_input_with(x, graph.call_method("unflatten", (x, 0, (timesteps, -1))))
     with graph.inserting_before(out):
         steps = graph.call_method("unflatten", (out.args[0], 0, (timesteps, -1)))
         out.args = (graph.call_method("mean", (steps, 0)),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ def check(net: nn.Module, images: Tensor | NDArray[Any], static: bool = True) ->
         raise GraphError(
             f"images must be two inputs or more as the network reads them, a floating-point tensor [B, ...], got {got}"
         )
+    if x.is_meta or any(t.is_meta for t in chain(net.parameters(), net.buffers())):
+        raise GraphError("images and the network must have numbers: they are on the meta device")
     if not torch.isfinite(x).all():
         raise GraphError("images hold numbers that are not finite: leave those images out")
     x = x.double()
@@ -66,9 +68,9 @@ def check(net: nn.Module, images: Tensor | NDArray[Any], static: bool = True) ->
                 "after some steps of training"
             )
         differences = torch.cat([back - there.flip(0), alone - there[:half]])
-        if differences.abs().max() <= TOLERANCE * there.abs().max():
+        name = _batch_as_time(exact, x, axis)  # also of a neuron that counts for nothing yet
+        if name is None and differences.abs().max() <= TOLERANCE * there.abs().max():
             return
-        name = _batch_as_time(exact, x, axis)
     if name is None:
         where, remedy = "one of its layers mixes the batch", "find the layer that does"
     else:
@@ -89,8 +91,7 @@ def _settle(net: nn.Module, x: Tensor) -> None:
     for norm in norms:
         norm.train()
         norm.momentum = 1.0  # forgets what was there
-    with suppress(ValueError):  # one number a channel has no variance
-        net(x)
+    net(x)
     for norm in norms:
         norm.eval()
 

@@ -44,7 +44,9 @@ class SpikingNeuron(nn.Module, ABC):
     alpha: Tensor
     beta: Tensor
     eta: Tensor
-    cached_constants: dict[Any, Constants] | None = None  # by dtype and dimensions, while `unchanging` is entered
+    caches: tuple[
+        dict[Any, Constants], ...
+    ] = ()  # constants by dtype and dimensions, one for each `unchanging` that is entered
     emitted: list[Tensor] | None = None  # sums of what was emitted in each call, while `summing_levels` is entered
     origin_seen: bool = False  # whether what feeds it was looked at, or need not be
 
@@ -134,12 +136,12 @@ class SpikingNeuron(nn.Module, ABC):
 
     def constants(self, x: Tensor) -> Constants:
         """The layer's numbers in the arithmetic's dtype, shaped for one timestep of `x` [T, B, ...]."""
-        if self.cached_constants is None:
+        if not self.caches:
             return self._constants(x)
-        kind = (x.dtype, x.dim())
-        if kind not in self.cached_constants:
-            self.cached_constants[kind] = self._constants(x)
-        return self.cached_constants[kind]
+        cache, kind = self.caches[-1], (x.dtype, x.dim())
+        if kind not in cache:
+            cache[kind] = self._constants(x)
+        return cache[kind]
 
     def _constants(self, x: Tensor) -> Constants:
         dtype = compute_dtype(x)
@@ -321,15 +323,15 @@ def unchanging(net: nn.Module) -> Iterator[None]:
 
     On a GPU that takes as many launches as the rest of a layer.
     """
-    before = [(neuron, neuron.cached_constants) for neuron in neurons_of(net).values()]
-    for neuron, _ in before:
-        neuron.cached_constants = {}
+    entered: list[tuple[SpikingNeuron, dict[Any, Constants]]] = [(neuron, {}) for neuron in neurons_of(net).values()]
+    for neuron, cache in entered:
+        neuron.caches = (*neuron.caches, cache)
     try:
         with torch.no_grad():
             yield
     finally:
-        for neuron, constants in before:
-            neuron.cached_constants = constants
+        for neuron, cache in entered:  # by identity: another thread's context may have been entered since
+            neuron.caches = tuple(other for other in neuron.caches if other is not cache)
 
 
 @contextmanager

@@ -129,15 +129,18 @@ def write_account(folder: Path, counted: Analysis) -> None:
         files.write(folder / ACCOUNT, json.dumps(counted.to_dict(), separators=(",", ":")) + "\n")
 
 
-def keep_whole(folder: Path, limit: int | None) -> None:
-    """Refuse a folder whose analysis is of a whole set, where the next one would be of `limit` samples, which are fewer."""
+def keep_whole(folder: Path, limit: int | None, size: int | None = None) -> None:
+    """Refuse a folder whose analysis is of a whole set, where the next one would be of a part: `limit` of `size` samples.
+
+    size: None where the next one is of the same set.
+    """
     if limit is None or not (folder / ANALYSIS).exists():
         return
     try:
         there = analysis.load(folder / ANALYSIS)
     except LbqError:
         return  # damaged, and about to be made again
-    if there.complete and there.images > limit:
+    if there.complete and limit < (there.images if size is None else size):
         raise LbqError(
             f"{folder} holds an analysis of all {there.images:,} samples, which one of {limit:,} would replace: give another "
             "folder with -o"

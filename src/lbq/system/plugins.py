@@ -89,5 +89,5 @@ def checksums() -> str:
 def changed(before: str) -> str:
     """The files that were imported when `checksums` gave `before`, and are not now as they were; "" if there are none."""
     now = {line.rpartition(" ")[2] for line in _CHECKSUMS}  # a file may have been renamed since
-    then = (line.split(" sha256 ") for line in before.split("; ") if line)
-    return ", ".join(dict.fromkeys(name for name, digest in then if digest not in now))
+    then = (line.rpartition(" sha256 ") for line in before.split("; "))  # it may be anything: it is read from a file
+    return ", ".join(dict.fromkeys(name for name, _, digest in then if name and digest not in now))

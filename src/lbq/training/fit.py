@@ -23,5 +23,6 @@ def check_fit(config: Config, source: Source, processes: int) -> None:
             f"{t.batch_size}"
         )
     if t.batch_size > source.train_size:
-        left = f" that data.holdout={share:g} leaves" if (share := config.data.holdout) else ""
+        parts = [f"data.{key}={value:g}" for key in ("limit", "holdout") if (value := getattr(config.data, key))]
+        left = f" that {' and '.join(parts)} leave{'s' * (len(parts) == 1)}" * bool(parts)
         raise ConfigError(f"train.batch_size must be at most the {source.train_size} samples{left}, got {t.batch_size}")

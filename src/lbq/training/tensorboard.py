@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ LAYERWISE = ("steps", "tails", "active")  # fields with one number for each laye
 
 
 def check() -> None:
-    if importlib.util.find_spec("tensorboard") is None:
-        raise LbqError("train.tensorboard needs the package tensorboard: pip install tensorboard")
+    try:
+        importlib.import_module("torch.utils.tensorboard")
+    except ImportError as error:
+        raise LbqError(f"train.tensorboard needs the package tensorboard ({error}): pip install tensorboard") from error
 
 
 class TensorBoard:
