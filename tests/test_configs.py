@@ -348,7 +348,7 @@ BAD = {
     "classes": ("[model]\nnum_classes = 100", "model.num_classes must be 10 for digits"),
     "channels": ("[model]\nin_channels = 3", "model.in_channels must be 1 for digits"),
     "batch above the data": ("[train]\nbatch_size = 2000", "train.batch_size must be at most the 1198 samples"),
-    "batch above what is left": (
+    "batch above a limit": (
         "[data]\nlimit = 10\nholdout = 0.5",
         "train.batch_size must be at most the 5 samples that data.limit=10 and data.holdout=0.5 leave, got",
     ),

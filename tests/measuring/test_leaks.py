@@ -71,7 +71,8 @@ def test_a_neuron_that_reads_the_batch_as_time_is_named_before_it_matters(case: 
     layers = {"conv": nn.Conv2d(1, 8, 3), "last": nn.Conv2d(8, 8, 1), "fc": nn.Linear(8, 3)}
     net = Functional(shortcut, sn=BurstNeuron(step=100.0 if silent else 0.1), **layers)
     if not silent:
-        nn.init.zeros_(layers["last"].weight)
+        with torch.no_grad():
+            net.get_parameter("last.weight").zero_()
     with pytest.raises(GraphError, match="neuron 'sn' reads the batch as time"):
         lbq.check(net, IMAGES)
 

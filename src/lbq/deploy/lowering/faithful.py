@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from lbq.errors import GraphError
@@ -85,7 +85,7 @@ def plain_copy(net: nn.Module) -> nn.Module:
     if any(tensor.is_meta for tensor in (*net.parameters(), *net.buffers())):
         raise GraphError("the network is on the meta device and has no weights: build it on another, and load them")
     for name, module in net.named_modules():
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        if any(map(is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False)))):
             raise GraphError(f"layer {name!r} has no weights yet, for it is lazy: call the network once on images")
     while (inner := inside(net)) is not None:
         check_unwatched("", net)
