@@ -352,7 +352,7 @@ BAD = {
         "[data]\nlimit = 10\nholdout = 0.5",
         "train.batch_size must be at most the 5 samples that data.limit=10 and data.holdout=0.5 leave, got",
     ),
-    "a limit above the data": ("[data]\nlimit = 1198", "data.limit=1198 leaves out none of 1,198 and 599 samples: leave it out"),
+    "a limit above the data": ("[data]\nlimit = 1198", "data.limit=1198 leaves out none of 1,198 and 599 samples"),
     "batch above what is left": ("[data]\nholdout = 0.99", r"train.batch_size .* the \d+ samples that data.holdout=0.99"),
     "stem": ('[model]\nid = "vgg11w4"\nstem_stride = 2', "stem_stride applies to CIFAR-stem ResNets"),
     "tail": ('[model]\nshare_tail = true\n[neuron]\nname = "lif"', "share_tail: no neuron of this network learns a tail"),

@@ -109,6 +109,9 @@ def test_float_images_and_labels_from_1_have_a_hint(
 ) -> None:
     np.savez(tmp_path / "x.npz", images=images, labels=labels)
     assert hint in call.refused("run", model, tmp_path / "x.npz")
+    if images.dtype != np.uint8:
+        digits = call.refused("run", "digits_resnet8w16_t2_lbq", tmp_path / "x.npz")
+        assert "np.rint(images * 16).astype(np.uint8)" in digits
 
 
 def test_a_report_takes_the_analysis_beside_a_deployed_network(call: Call, model: Path, tmp_path: Path) -> None:

@@ -62,6 +62,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("threads", ["0", "x", "257", ""])
+def test_threads_that_are_none_are_refused_at_once(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LBQ_THREADS", threads)
+    with pytest.raises(SystemExit, match=f"serve: LBQ_THREADS must be a whole number from 1 to 256, got '{threads}'"):
+        exec(compile(PROGRAM, "serve.py", "exec"), {"__name__": "serve"})
+
+
 def png(image: np.ndarray[Any, Any]) -> bytes:
     from PIL import Image
 

@@ -17,6 +17,7 @@ from lbq.errors import LbqError
 from lbq.export import c99
 from lbq.export.cortex_m import BOARDS, fitting_boards
 from tests.support.commands import Call
+from tests.support.paths import ROOT
 from tests.support.small_nets import deployed
 
 PACKAGES = {"arm-none-eabi-gcc": "gcc-arm-none-eabi libnewlib-arm-none-eabi", "qemu-system-arm": "qemu-system-arm"}
@@ -62,6 +63,35 @@ def test_a_project_runs_on_an_emulated_board(
     assert re.search(r"^\.stack +0x2", (tmp_path / board / "example.map").read_text(), re.M)
 
 
+def test_a_board_of_ones_own_and_a_new_export(call: Call, model: Path, tmp_path: Path) -> None:
+    """By the tutorial's two files: a Cortex-M0, which loads no word from an odd halfword, with 16 kB of memory."""
+    page = (ROOT / "docs/tutorials/microcontroller.md").read_text()
+    own = dict(re.findall(r"Its `([\w.]+)`:\n\n```text\n(.*?)```", page, re.DOTALL))
+    assert len(own) == 2
+    call("export", model, "-o", tmp_path, "--target", "cortex-m")
+    for name, text in own.items():
+        (tmp_path / name).write_text(text)
+    call("export", model, "-o", tmp_path, "--target", "cortex-m")
+    assert all((tmp_path / name).read_text() == text for name, text in own.items())
+    printed = make(tmp_path, "microbit", "check")
+    assert "8 of 8 inputs give the expected logits" in printed
+    assert make(tmp_path, "microbit", "CFLAGS=-O1 -DLBQ_UNALIGNED=1", "check") != printed
+    (tmp_path / "my_main.c").write_text('#include <stdio.h>\nint main(void) { puts("mine"); return 0; }\n')
+    assert make(tmp_path, "microbit", "MAIN=my_main", "check") == "mine\n"
+
+
+def test_a_board_that_is_not_known_says_what_to_write(call: Call, model: Path, tmp_path: Path) -> None:
+    call("export", model, "-o", tmp_path, "--target", "cortex-m")
+    for flags, message in (
+        ([], "set CPU_ours in local.mk and write ours.ld"),
+        (["CPU_ours=-mcpu=cortex-m3"], "ours.ld is not there"),
+    ):
+        command = ["make", "-s", "-C", str(tmp_path), "BOARD=ours", *flags, "ours/example.elf", "-n"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert message in done.stderr
+
+
 def test_other_flags_build_all_objects_again(call: Call, model: Path, tmp_path: Path) -> None:
     call("export", model, "-o", tmp_path, "--target", "cortex-m")
     folder = tmp_path / "mps2-an386"
@@ -96,6 +126,7 @@ def test_the_timer_counts_emulated_instructions(call: Call, model: Path, tmp_pat
         (["--target", "cortex-m", "--format", "onnx"], "--target cortex-m is for --format c and c-step, not onnx"),
         (["--target", "cortex-m", "--format", "nir"], "--target cortex-m is for --format c and c-step, not nir"),
         (["--target", "cortex-m", "--name", "board"], "--name board is the name of a file beside it"),
+        (["--name", "eyes_net"], "--name eyes_net: a network called eyes has files of this name: give another one"),
     ],
 )
 def test_what_has_no_project_is_one_line(
@@ -103,6 +134,14 @@ def test_what_has_no_project_is_one_line(
 ) -> None:
     assert call.refused("export", model, "-o", tmp_path / "c", *arguments).startswith(f"lbq: {message}")
     assert not (tmp_path / "c").exists()
+
+
+def test_names_that_differ_in_case_alone_have_folders_of_their_own(call: Call, model: Path, tmp_path: Path) -> None:
+    call("export", model, "-o", tmp_path, "--name", "Eyes")
+    error = call.refused("export", model, "-o", tmp_path, "--name", "eyes")
+    assert error == f"lbq: --name eyes: {tmp_path} holds a network called Eyes: give another name or folder\n"
+    assert not (tmp_path / "eyes.c").exists()
+    call("export", model, "-o", tmp_path, "--name", "Eyes")
 
 
 def test_golden_inputs_take_flash_too(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,6 +317,8 @@ def test_the_file_says_where_it_comes_from(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = deployed("resnet8w2", shape=(3, 4, 4)).network
+    with pytest.raises(LbqError, match=r"network must be a deployed one, lbq.engine.load\(PATH\), got str"):
+        onnx_model("model.lbq")  # type: ignore[arg-type]
     with pytest.raises(LbqError, match="form must be one of sequence, step, got 'loop'"):
         onnx_model(net, "loop")  # type: ignore[arg-type]
     with pytest.raises(

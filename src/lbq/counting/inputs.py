@@ -49,7 +49,7 @@ def golden_set(net: Network) -> TestSet:
 def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
     """What a user means by DATA: the folder of the dataset that the network was trained on, or a .npz file."""
     if data is not None and data.endswith(".npz"):
-        test = open_arrays(data, network.static, network.input_shape, network.timesteps)
+        test = open_arrays(data, network.static, network.input_shape, network.timesteps, network.input_max)
         _check_shape(test, network)
         _check_range(test.read(0, test.size), network, data)
     else:

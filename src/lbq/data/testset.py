@@ -126,12 +126,14 @@ def _files(name: str, index: FileIndex, side: int) -> TestSet:
     return TestSet(**vars(inputs), size=len(index.test), read=read, labels=index.test.labels)
 
 
-def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, timesteps: int | None = None) -> TestSet:
+def open_arrays(
+    path: Path | str, static: bool, shape: Shape | None = None, timesteps: int | None = None, largest: int = 255
+) -> TestSet:
     """A user's inputs from a .npz file: `images` uint8 `[N, C, H, W]` (or `[N, T, C, H, W]`), perhaps `labels` [N] and
     `classes`, the names that labels number.
 
     shape: one input of the network; signals and features may lack the axes of length 1. timesteps: those of the network;
-    event frames must be as many.
+    event frames must be as many. largest: the value of its brightest pixel.
     """
     path, lead = Path(path), ("N",) if static else ("N", "T")
 
@@ -141,7 +143,7 @@ def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, time
         if images is None or images.dtype != np.uint8 or images.ndim != len(lead) + 3:
             expected = ", ".join(map(str, (*lead, *("CHW" if shape is None else shortest(shape)))))
             actual = "" if stored is None else f", not {stored.dtype} {list(stored.shape)}"
-            hint = "" if stored is None else bytes_hint(stored)
+            hint = "" if stored is None else bytes_hint(stored, largest)
             raise DataError(f"{path} must hold 'images', uint8 [{expected}]{actual}{hint}")
         if not static and timesteps not in (None, images.shape[1]):
             raise DataError(f"{path} has {images.shape[1]} frames a sample, the network reads {timesteps}")

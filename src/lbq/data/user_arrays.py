@@ -97,13 +97,13 @@ def check_names(classes: NDArray[Any] | None, where: Path) -> None:
         raise DataError(f"{where}: 'classes' takes {classes.nbytes:,} bytes, at most {MOST_NAME_BYTES:,} are read")
 
 
-def bytes_hint(images: NDArray[Any]) -> str:
-    """How to make bytes of floating-point images, whatever their values are; empty for others."""
+def bytes_hint(images: NDArray[Any], largest: int = 255) -> str:
+    """How to make bytes of floating-point images, whatever their values are; empty for others. largest: the brightest pixel."""
     if images.dtype.kind != "f":
         return ""
     return (
         ": store pixels from before normalisation, which training does; of values from 0 to 1 make "
-        "np.rint(images * 255).astype(np.uint8)"
+        f"np.rint(images * {largest}).astype(np.uint8)"
     )
 
 

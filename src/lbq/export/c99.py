@@ -24,7 +24,7 @@ from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
 from lbq.errors import GraphError
 from lbq.export import c99_exits, cortex_m
-from lbq.export.checks import check_name, check_ours, refuse_unknown
+from lbq.export.checks import check_name, check_neighbours, check_ours, refuse_unknown
 from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
@@ -66,6 +66,7 @@ def export(
     flash_bytes = sources.constant_bytes + golden.inputs.nbytes + golden.logits.nbytes
     flash_bytes += c99_exits.example_bytes(sources.early)
     boards = cortex_m.fitting_boards(flash_bytes, sources.memory_bytes + golden.logits[0].nbytes) if target else []
+    check_neighbours(out, name)
     for file_name, text in contents.items():
         check_ours(out / file_name, text)
     size = files.write_all(out, contents)

@@ -10,6 +10,7 @@ from lbq.errors import GraphError, LbqError
 from lbq.graph import Layered
 
 COMMON_BYTES = 24  # that files of the same name begin with in every export
+FILE_ENDINGS = ("_data", "_levels", "_net", "_products", "_rows")  # of the files of a network, behind its name
 # the headers of C, which a folder on the include path must not hide
 C_HEADERS = {
     "assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits", "locale", "math",
@@ -32,8 +33,20 @@ def check_name(name: str) -> None:
         raise LbqError(f"--name {name!r} is no name in C: give a letter, then up to 39 letters, digits, underscores")
     if name.lower() in ("board", "example", "makefile"):
         raise LbqError(f"--name {name} is the name of a file beside it: give another one")
+    if ending := next((e for e in FILE_ENDINGS if name.endswith(e)), None):
+        raise LbqError(
+            f"--name {name}: a network called {name.removesuffix(ending)} has files of this name: give another one"
+        )
     if name.lower() in C_HEADERS:
         raise LbqError(f"--name {name}: {name}.h would stand before C's own <{name.lower()}.h>: give another one")
+
+
+def check_neighbours(out: Path, name: str) -> None:
+    """Refuse a name that differs only in case from a network's in the same folder: their headers have the same guard."""
+    for path in out.glob("*_net.h"):
+        other = path.name.removesuffix("_net.h")
+        if other != name and other.lower() == name.lower():
+            raise LbqError(f"--name {name}: {out} holds a network called {other}: give another name or folder")
 
 
 def check_ours(path: Path, text: str) -> None:

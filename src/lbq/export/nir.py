@@ -51,7 +51,7 @@ def write_nir(graph: Graph, path: Path | str, reset: Reset, accept_ties: bool = 
 def nir_graph(graph: Graph, reset: Reset, accept_ties: bool = False, dtype: type = np.float32) -> nir.NIRGraph:
     """The same graph as an object of the package nir, which has checked its types."""
     if reset not in RESETS:
-        raise LbqError(f"reset must be one of {', '.join(RESETS)}, got {reset!r}")
+        raise LbqError(f"--reset must be one of {', '.join(RESETS)}, got {reset!r}")
     for layer in graph.layers:
         if layer.neuron is None:
             raise GraphError(f"layer {layer.name!r}: NIR has no such activation, its neurons spike: use another neuron")

@@ -58,6 +58,8 @@ def onnx_model(
     if isinstance(network, Network):
         with network.unchanged():
             return onnx_model(network.network, form, source)
+    if not isinstance(network, IntegerNetwork):
+        raise LbqError(f"network must be a deployed one, lbq.engine.load(PATH), got {type(network).__name__}")
     refuse_unknown(network, "ONNX")
     try:
         import onnx

@@ -26,6 +26,15 @@
 #endif
 #endif
 
+/* 1: the CPU loads words from any even address. For others a compiler would load them byte by byte. */
+#ifndef LBQ_UNALIGNED
+#if defined(__ARM_ARCH) && !defined(__ARM_FEATURE_UNALIGNED)
+#define LBQ_UNALIGNED 0
+#else
+#define LBQ_UNALIGNED 1
+#endif
+#endif
+
 /* Loops of a constant length: what compilers need to make vector instructions of them without -O3. */
 #if defined(__GNUC__) && defined(__OPTIMIZE__)
 #define MODEL_INLINE static inline __attribute__((always_inline))
@@ -85,7 +94,11 @@ MODEL_INLINE void model_add_words(const uint16_t *weights, const model_list *lis
         const uint32_t level = list->level[n];
         for (w = 0; w < words; w++) {
             uint32_t word;
+#if LBQ_UNALIGNED
             memcpy(&word, row + 2 * w, sizeof word);
+#else
+            word = row[2 * w] | (uint32_t)row[2 * w + 1] << 16;
+#endif
             for (p = 0; p < parts; p++) /* what is shifted from one halfword into the other is cut off */
                 total[p][w] += ((word >> (bits * p)) & (0xffffu >> (bits * p)) * 65537u) * level;
         }
