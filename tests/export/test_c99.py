@@ -152,6 +152,24 @@ def test_networks_give_the_engines_logits(tmp_path: Path) -> None:
     run_together(tmp_path, nets, "-DLBQ_WORDS=0", *sanitizers())
 
 
+def test_something_can_be_done_before_each_layer(tmp_path: Path) -> None:
+    net = deployed("resnet8w16", shape=(3, 8, 8))
+    write(tmp_path, Sources(net.network))
+    (tmp_path / "pause.h").write_text("void feed_watchdog(void);\n#define LBQ_BEFORE_LAYER() feed_watchdog()\n")
+    main = """#include <stdio.h>
+#include "model.h"
+static int fed;
+void feed_watchdog(void) { fed++; }
+static model_memory memory;
+static uint8_t input[MODEL_INPUT_BYTES];
+int main(void) { int64_t logits[MODEL_CLASSES]; (void)model_run(input, logits, &memory); printf("%d", fed); return 0; }
+"""
+    (tmp_path / "main.c").write_text(main)
+    program = compile_(tmp_path, ["main.c", "model.c", "model_data.c"], ("-include", "pause.h"))
+    fed = int(subprocess.run([program], capture_output=True, check=True).stdout)
+    assert fed >= len(net.network.layers)
+
+
 def test_weights_are_packed_and_those_of_4_bits_take_half() -> None:
     sources = {bits: Sources(deployed("resnet8w16", shape=(3, 8, 8), bits=bits).network) for bits in (8, 4)}
     bits = {

@@ -17,6 +17,11 @@
 #include "model_products.h"
 #include "model_rows.h"
 
+/* Comes before each layer and pool, so that a long run can feed a watchdog or let others run. */
+#ifndef LBQ_BEFORE_LAYER
+#define LBQ_BEFORE_LAYER() ((void)0)
+#endif
+
 /* Where currents are summed: one of the two, with a value for each output channel. */
 typedef struct {
     int32_t *narrow;
@@ -293,6 +298,7 @@ static void run_stages(const context *run, int64_t *logits)
     int32_t i;
     for (i = 0; i < model_net.stage_count; i++) {
         const model_stage *stage = &model_net.stages[i];
+        LBQ_BEFORE_LAYER();
         if (stage->kind == MODEL_POOL_STAGE)
             run_pooling(run, &model_net.pools[stage->index]);
         else if (MODEL_PRODUCTS && stage->kind == MODEL_GATE_STAGE)
