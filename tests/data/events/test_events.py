@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -154,7 +155,7 @@ BAD: dict[str, tuple[Decoder, bytes, str]] = {
     "other addresses": (decode_aedat2, writer.JAER_HEADER + struct.pack(">II", 0x12345, 0), "0x00012345 is not of a"),
     "event cut off 2": (decode_aedat2, writer.aedat2(EVENTS)[:-3], "cut off: 5 bytes after event 39"),
     "event cut off n": (decode_nmnist, writer.nmnist(SMALL)[:-1], "cut off: 4 bytes after event 39"),
-    "packet cut off": (decode_aedat3, writer.aedat3(EVENTS)[:-1], "cut off inside packet 0"),
+    "packet cut off": (decode_aedat3, writer.aedat3(EVENTS)[:-1], "it ends inside packet 0"),
     "packet header cut off": (decode_aedat3, writer.aedat3(EVENTS) + bytes(27), "inside the header of packet 1"),
     "absurd number": (decode_aedat3, packet_header(1, 1, 8, 4, 0, 2**31 - 1, 2**31 - 1, 0), "claims a wrong size"),
     "absurd size": (decode_aedat3, packet_header(0, 1, 2**31 - 1, 4, 0, 2**31 - 1, 0, 0), "claims a wrong size"),
@@ -179,6 +180,17 @@ def test_bad_files_are_refused_in_one_line(case: str) -> None:
     assert message in text
     assert "\n" not in text
     assert len(text) < 250
+
+
+@pytest.mark.parametrize("case", ["event cut off 2", "event cut off n", "packet cut off", "packet header cut off"])
+def test_what_is_whole_of_a_recording_that_was_cut_off_is_read(case: str) -> None:
+    """By the command that the error gives."""
+    decode, data, _ = BAD[case]
+    with pytest.raises(DataError) as caught:
+        decode(data, "some file")
+    (size,) = re.findall(r"keep what is whole: truncate -s (\d+) 'some file'$", str(caught.value))
+    whole = decode(data[: int(size)], "some file")
+    assert len(whole) == {"packet cut off": 0, "packet header cut off": 40}.get(case, 39)
 
 
 @pytest.mark.parametrize("kind", VALID)

@@ -10,6 +10,7 @@ unread. So a bad file costs at most about a second and 512 MB before its `DataEr
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,6 +187,13 @@ def check_size(where: str, size: int, max_bytes: int) -> None:
     """Refuse a file of `size` bytes if that is over the limit."""
     if size > max_bytes:
         raise DataError(f"{where} has {size:,} bytes, more than the limit of {max_bytes:,}: raise max_bytes to read it")
+
+
+def cut_off(where: str, whole_bytes: int, what: str) -> DataError:
+    """For a recording that ends within something, as after a power failure. whole_bytes: how many come before that."""
+    return DataError(
+        f"{where} is cut off: {what}; copy it again, or keep what is whole: truncate -s {whole_bytes} {shlex.quote(where)}"
+    )
 
 
 def text_header(data: bytes, version: bytes, where: str) -> int:

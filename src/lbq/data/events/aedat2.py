@@ -26,7 +26,16 @@ from pathlib import Path
 
 import numpy as np
 
-from lbq.data.events import CHUNK_EVENTS, MAX_BYTES, MAX_HEADER_BYTES, Events, in_order, read_bounded, text_header
+from lbq.data.events import (
+    CHUNK_EVENTS,
+    MAX_BYTES,
+    MAX_HEADER_BYTES,
+    Events,
+    cut_off,
+    in_order,
+    read_bounded,
+    text_header,
+)
 from lbq.errors import DataError
 
 SIZE = 128
@@ -47,7 +56,7 @@ def decode_aedat2(data: bytes, where: str, *, transpose: bool = False, sort_with
     start = _header(data, where)
     count, rest = divmod(len(data) - start, 8)
     if rest:
-        raise DataError(f"{where} is cut off: {rest} bytes after event {count} are no whole event")
+        raise cut_off(where, len(data) - rest, f"{rest} bytes after event {count} are no whole event")
     words = np.frombuffer(data, ">u4", offset=start).reshape(-1, 2)
     t = np.empty(count, np.int64)
     x, y, p = np.empty(count, np.uint16), np.empty(count, np.uint16), np.empty(count, np.uint8)

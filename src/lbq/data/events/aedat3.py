@@ -20,7 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-from lbq.data.events import CHUNK_EVENTS, MAX_BYTES, MAX_HEADER_BYTES, Events, in_order, read_bounded, text_header
+from lbq.data.events import (
+    CHUNK_EVENTS,
+    MAX_BYTES,
+    MAX_HEADER_BYTES,
+    Events,
+    cut_off,
+    in_order,
+    read_bounded,
+    text_header,
+)
 from lbq.errors import DataError
 
 MAX_PACKETS = 2**19  # a gesture recording has some ten thousand; a file of empty packets must not take a minute
@@ -87,7 +96,7 @@ def _packets(data: bytes, where: str) -> list[tuple[int, int, int]]:
         if seen == MAX_PACKETS:
             raise DataError(f"{where} has more than {MAX_PACKETS:,} packets: the file is damaged")
         if length - position < _PACKET_HEADER.size:
-            raise DataError(f"{where} is cut off inside the header of packet {seen}")
+            raise cut_off(where, position, f"it ends inside the header of packet {seen}")
         kind, _, size, offset, overflow, capacity, number, valid = _PACKET_HEADER.unpack_from(data, position)
         if kind < 0 or size <= 0 or overflow < 0 or not 0 <= valid <= number <= capacity:
             raise DataError(f"{where} is damaged: the header of packet {seen} (byte {position}) makes no sense")
@@ -95,9 +104,10 @@ def _packets(data: bytes, where: str) -> list[tuple[int, int, int]]:
             if size != 8 or offset != 4:
                 raise DataError(f"{where} is damaged: packet {seen} has polarity events of {size} bytes, not 8")
             packets.append((position + _PACKET_HEADER.size, number, overflow))
-        position += _PACKET_HEADER.size + size * capacity
-        if position > length:
-            raise DataError(f"{where} is cut off inside packet {seen}, or that packet claims a wrong size")
+        end = position + _PACKET_HEADER.size + size * capacity
+        if end > length:
+            raise cut_off(where, position, f"it ends inside packet {seen}, or that packet claims a wrong size")
+        position = end
         seen += 1
     return packets
 

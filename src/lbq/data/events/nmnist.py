@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lbq.data.events import Events, in_order, read_bounded
-from lbq.errors import DataError
+from lbq.data.events import Events, cut_off, in_order, read_bounded
 
 SIZE = 34
 MAX_BYTES = 16 * 2**20  # 3.4 million events; a real recording has about 20 kB
@@ -32,7 +31,7 @@ def decode_nmnist(data: bytes, where: str, *, sort_within_us: int = 0) -> Events
     """Events of a whole file; errors name `where`."""
     count, rest = divmod(len(data), 5)
     if rest:
-        raise DataError(f"{where} is cut off: {rest} bytes after event {count} are no whole event")
+        raise cut_off(where, len(data) - rest, f"{rest} bytes after event {count} are no whole event")
     raw = np.frombuffer(data, np.uint8).reshape(-1, 5)
     x, y = raw[:, 0].astype(np.uint16), raw[:, 1].astype(np.uint16)
     p = (raw[:, 2] >> 7).astype(np.uint8)

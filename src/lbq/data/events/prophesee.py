@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.data.events import CHUNK_EVENTS, COLUMNS, MAX_HEADER_BYTES, Events, in_order
+from lbq.data.events import CHUNK_EVENTS, COLUMNS, MAX_HEADER_BYTES, Events, cut_off, in_order
 from lbq.errors import DataError
 
 MAX_EVENTS = 2**24  # of one recording: a vector of 2 bytes holds up to 12
@@ -61,7 +61,7 @@ def decode_prophesee(
     dtype = {"EVT2": "<u4", "EVT3": "<u2", "DAT": "<u8"}[kind]
     count, rest = divmod(len(data) - start, np.dtype(dtype).itemsize)
     if rest:
-        raise DataError(f"{where} is cut off: {rest} bytes after word {count} are no whole word of {kind}")
+        raise cut_off(where, len(data) - rest, f"{rest} bytes after word {count} are no whole word of {kind}")
     words = np.frombuffer(data, dtype, offset=start)
     events = sum(_count(kind, part) for part in _parts(words))
     if events > max_events:
