@@ -148,6 +148,23 @@ def test_lazy_layers_are_told_from_hooks() -> None:
     convert(net, x, fit=False)
 
 
+def test_a_step_for_each_channel_is_not_one_for_each_token() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.drop, self.act, self.last = nn.Linear(6, 8), nn.Dropout(0.1), nn.ReLU(), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.act(self.drop(self.first(x))).mean(1))
+
+    x = torch.randn(4, 5, 6)
+    with pytest.raises(GraphError, match="layer 'act': what comes out of nn.Linear has its features last"):
+        convert(Tokens(), x, neuron={"name": "lbq", "per_channel": True}, fit=False)
+    convert(Tokens(), x, fit=False)
+    features = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))  # the second axis is theirs
+    convert(features, x[:, 0], neuron={"name": "lbq", "per_channel": True}, fit=False)
+
+
 def head(m: Any, x: Tensor) -> Tensor:
     return m.fc(m.pool(x).flatten(1))
 

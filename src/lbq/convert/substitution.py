@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import chain, count
 from typing import Any
 
@@ -199,6 +199,16 @@ def unrolled(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNe
     for node in rectifiers:
         if make is not None:
             neuron = make(node.meta["tensor_meta"].shape[1]).to(images.device).train(net.training)
+            step = getattr(neuron, "step", None)
+            if (
+                isinstance(step, Tensor)
+                and step.numel() > 1
+                and _has_features_last(node, net, {*stacks, *stacks.values()})
+            ):
+                raise GraphError(
+                    f"layer {node.target!r}: what comes out of nn.Linear has its features last, and a step for each channel is "
+                    "for the second axis: take one step for the layer, neuron='lbq'"
+                )
             if any(neuron is module for module in net.modules()):
                 raise GraphError(f"layer {node.target!r}: its neuron stands elsewhere too: make one for each place")
             net.set_submodule(node.target, neuron)
@@ -219,6 +229,20 @@ def unrolled(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNe
     graph.lint()
     net.recompile()
     return net
+
+
+def _has_features_last(node: fx.Node, net: nn.Module, repeated: Container[fx.Node]) -> bool:
+    """Whether a node reads tokens `[B, ..., features]`, as nn.Linear makes them, perhaps repeated over time."""
+    if len(node.meta["tensor_meta"].shape) == 2:
+        return False
+    while len(node.all_input_nodes) == 1:
+        (node,) = node.all_input_nodes
+        module = net.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            return True
+        if node not in repeated and not isinstance(module, (nn.Dropout, nn.Identity, *RECTIFIERS)):
+            return False  # it may have moved axes
+    return False
 
 
 def _following(graph: fx.Graph, first: set[fx.Node]) -> set[fx.Node]:
