@@ -44,9 +44,8 @@ class SpikingNeuron(nn.Module, ABC):
     alpha: Tensor
     beta: Tensor
     eta: Tensor
-    caches: tuple[
-        dict[Any, Constants], ...
-    ] = ()  # constants by dtype and dimensions, one for each `unchanging` that is entered
+    # constants by dtype and dimensions, for each `unchanging` that is entered
+    caches: tuple[dict[Any, Constants], ...] = ()
     emitted: list[Tensor] | None = None  # sums of what was emitted in each call, while `summing_levels` is entered
     origin_seen: bool = False  # whether what feeds it was looked at, or need not be
 
@@ -136,9 +135,10 @@ class SpikingNeuron(nn.Module, ABC):
 
     def constants(self, x: Tensor) -> Constants:
         """The layer's numbers in the arithmetic's dtype, shaped for one timestep of `x` [T, B, ...]."""
-        if not self.caches:
+        caches = self.caches  # another thread may leave its context meanwhile
+        if not caches:
             return self._constants(x)
-        cache, kind = self.caches[-1], (x.dtype, x.dim())
+        cache, kind = caches[-1], (x.dtype, x.dim())
         if kind not in cache:
             cache[kind] = self._constants(x)
         return cache[kind]
