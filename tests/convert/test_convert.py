@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,105 +17,9 @@ from lbq.convert import Fit, calibrate, convert
 from lbq.deploy import deploy
 from lbq.errors import ConfigError, GraphError
 from lbq.neuron import BurstNeuron
+from tests.support.anns import Forward, Net, head
 
 FINE = {"name": "ilif", "n_max": 255, "membrane": "if"}  # levels so fine that little is lost
-Forward = Callable[[Any, Tensor], Tensor]
-
-
-class Net(nn.Module):
-    """Layers for all forwards below; BatchNorm has statistics of its own."""
-
-    def __init__(self, forward: Forward, **replaced: nn.Module) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.function = forward
-        self.conv, self.bn = nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
-        self.conv2, self.bn2 = nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)
-        self.act, self.act2, self.fc = nn.ReLU(), nn.ReLU(), nn.Linear(6, 4)
-        self.pool, self.wide, self.norm = nn.AdaptiveAvgPool2d(1), nn.Linear(6 * 64, 4), nn.BatchNorm1d(4)
-        for name, module in replaced.items():
-            self.add_module(name, module)
-        with torch.no_grad():
-            for norm in (self.bn, self.bn2, self.norm):
-                norm.running_mean.uniform_(-0.3, 0.3)  # type: ignore[union-attr]
-                norm.running_var.uniform_(0.2, 2.0)  # type: ignore[union-attr]
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
-
-
-@pytest.mark.parametrize("neuron", ["lbq", {"name": "lbq", "per_channel": True}, "lif", "ternary", "mlf"])
-def test_a_network_that_is_not_trained_keeps_the_first_steps(neuron: Any) -> None:
-    plain, x = Net(lambda m, x: head(m, m.act2(m.bn2(m.conv2(m.act(m.bn(m.conv(x))))))).relu()), torch.randn(2, 3, 8, 8)
-    net = convert(plain, x, timesteps=3, neuron=neuron, fit=False)
-    made: Any = models.neuron_maker(neuron, 3)(6)
-    assert net.fits == {}
-    assert all(
-        torch.equal(value, plain.state_dict()[name])
-        for name, value in net.net.state_dict().items()
-        if name in plain.state_dict()
-    )
-    neurons: list[Any] = [module for module in net.modules() if isinstance(module, type(made))]
-    assert len(neurons) == 3
-    assert all(torch.equal(each.step, torch.ones_like(each.step) * made.step.flatten()[0]) for each in neurons)
-    net.train()(x).sum().backward()
-    assert net.net.conv.weight.grad is not None  # type: ignore[union-attr]
-    assert len(net.eval()(x)) == 2
-
-
-def test_a_network_learns_from_the_start_with_neurons_in_it() -> None:
-    from lbq.data import load_digits
-
-    torch.manual_seed(0)
-    plain = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Conv2d(8, 16, 3, padding=1, stride=2), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.Flatten(), nn.Linear(256, 10),
-    )  # fmt: skip
-    digits = load_digits()
-    x, y = (
-        torch.from_numpy(digits.train.images[:600]).float() / 4 - 2,
-        torch.from_numpy(digits.train.labels[:600]).long(),
-    )
-    net = convert(plain, x[:2], fit=False).train()
-    optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    for _ in range(5):
-        for batch in torch.randperm(600).split(50):
-            optimiser.zero_grad()
-            F.cross_entropy(net(x[batch]), y[batch]).backward()
-            optimiser.step()
-    integers = deploy(net.eval(), (1, 8, 8), mean=[0.5], std=[0.25], scale=16)
-    predicted = integers.run(digits.test.images).predictions
-    assert (predicted == digits.test.labels).mean() > 0.85
-    with pytest.raises(GraphError, match="fit must be True or False"):
-        convert(plain, x[:2], fit=1)  # type: ignore[arg-type]
-
-
-def dropping(m: Any, x: Tensor) -> Tensor:
-    return head(m, F.dropout(F.relu(m.bn(m.conv(x))), 0.5, m.training))
-
-
-def in_two_heads(m: Any, x: Tensor) -> Any:
-    x = F.relu(m.bn(m.conv(x)))
-    return (head(m, x), x) if m.training else head(m, x)
-
-
-@pytest.mark.parametrize("forward", [dropping, in_two_heads])
-def test_what_happens_in_training_alone_is_told(forward: Any) -> None:
-    x = torch.randn(4, 3, 8, 8)
-    with pytest.warns(UserWarning, match="does something else in training, which the converted network leaves out"):
-        convert(Net(forward), x, fit=False)
-    convert(Net(forward), x)  # a trained one is converted as it is evaluated
-
-
-def test_a_network_that_is_not_trained_keeps_its_mode() -> None:
-    x = torch.randn(4, 3, 8, 8)
-    plain = Net(lambda m, x: head(m, F.relu(m.bn(m.conv(x)))))
-    assert convert(plain.train(), x, fit=False).net.bn.training  # type: ignore[union-attr]
-    assert not convert(plain.eval(), x, fit=False).net.bn.training  # type: ignore[union-attr]
-    assert not convert(plain.train(), x).training
-    assert plain.training
 
 
 def test_a_converted_network_is_exported_with_any_batch() -> None:
@@ -135,38 +38,6 @@ def test_a_parameter_may_have_the_name_of_an_activation() -> None:
 
     net = convert(Scaled(), torch.randn(4, 3, 8, 8))
     assert net.net.relu.shape == (1,)
-
-
-def test_lazy_layers_are_told_from_hooks() -> None:
-    net = nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-    x = torch.randn(4, 3, 8, 8)
-    with pytest.raises(
-        GraphError, match="layer '0' has no weights yet, for it is lazy: call the network once on images"
-    ):
-        convert(net, x, fit=False)
-    net(x)
-    convert(net, x, fit=False)
-
-
-def test_a_step_for_each_channel_is_not_one_for_each_token() -> None:
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.drop, self.act, self.last = nn.Linear(6, 8), nn.Dropout(0.1), nn.ReLU(), nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.act(self.drop(self.first(x))).mean(1))
-
-    x = torch.randn(4, 5, 6)
-    with pytest.raises(GraphError, match="layer 'act': what comes out of nn.Linear has its features last"):
-        convert(Tokens(), x, neuron={"name": "lbq", "per_channel": True}, fit=False)
-    convert(Tokens(), x, fit=False)
-    features = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))  # the second axis is theirs
-    convert(features, x[:, 0], neuron={"name": "lbq", "per_channel": True}, fit=False)
-
-
-def head(m: Any, x: Tensor) -> Tensor:
-    return m.fc(m.pool(x).flatten(1))
 
 
 def with_in_place(m: Any, x: Tensor) -> Tensor:

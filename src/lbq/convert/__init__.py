@@ -68,11 +68,11 @@ def convert(
         net = unrolled(plain, images, steps, neuron_maker(neuron, steps))
         if fitted:
             return Converted(net, steps, calibrate(net, plain, images))
-        _tell_what_training_would_do(copied, images.dim())
+        _warn_if_training_differs(copied, images.dim())
         return Converted(net, steps, {}).train(ann.training)
 
 
-def _tell_what_training_would_do(net: nn.Module, dimensions: int) -> None:
+def _warn_if_training_differs(net: nn.Module, dimensions: int) -> None:
     """Warn of a forward that does something else in training: the network was traced in evaluation mode."""
     evaluated = str(traced(net, Follower(dimensions)))
     try:
